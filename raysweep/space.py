@@ -1,0 +1,181 @@
+"""Search-space domains: what values one setting may take in a sweep, written `{loguniform: [1e-4, 1e-1]}`.
+
+How a searcher walks through them lives in tune/search.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_SHAPES = {
+    "uniform": "[low, high]",
+    "loguniform": "[low, high]",
+    "randint": "[low, high] (high itself is left out)",
+    "quniform": "[low, high, step]",
+    "choice": "[value, value, ...]",
+    "grid": "[value, value, ...]",
+}
+_SAMPLE_DIGITS = 6
+_MAX_ENUMERATED = 10_000
+
+
+def significant(value: float, digits: int) -> float:
+    """`value` rounded to `digits` significant digits, so that 0.1 + 0.2 and 0.3 are one setting."""
+    return float(f"{value:.{digits}g}")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain. `args` are (low, high), (low, high, step) or the listed values; they are checked when it is made.
+
+    Raises:
+        ValueError: the bounds are swapped, empty, not finite or (loguniform) not positive.
+    """
+
+    kind: str
+    args: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if self.kind in ("choice", "grid"):
+            self._check_values()
+        else:
+            object.__setattr__(self, "args", self._checked_bounds())
+
+    def _check_values(self) -> None:
+        if not self.args:
+            raise ValueError(f"{self.kind} needs at least one value")
+        seen: list[Any] = []
+        for value in self.args:
+            if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in seen):
+                raise ValueError(f"{self.kind} lists {value!r} twice; each value would be trained twice")
+            seen.append(value)
+
+    def _checked_bounds(self) -> tuple[float, ...]:
+        number = 3 if self.kind == "quniform" else 2
+        if len(self.args) != number:
+            raise ValueError(f"{self.kind} takes {_SHAPES[self.kind]}, got {list(self.args)}")
+        try:
+            if any(isinstance(a, bool) for a in self.args):
+                raise TypeError
+            bounds = tuple(float(a) for a in self.args)
+        except (TypeError, ValueError):
+            raise ValueError(f"{self.kind} takes numbers, got {list(self.args)}") from None
+        if not all(math.isfinite(b) for b in bounds):
+            raise ValueError(f"{self.kind} takes finite numbers, got {list(self.args)}")
+        if bounds[0] >= bounds[1]:
+            raise ValueError(f"{self.kind}: low must be below high, got low={bounds[0]:g}, high={bounds[1]:g}")
+        if self.kind == "loguniform" and bounds[0] <= 0:
+            raise ValueError(f"loguniform: low must be above 0, got {bounds[0]:g}; use uniform for a range with 0 in it")
+        if self.kind == "quniform" and not 0 < bounds[2] <= bounds[1] - bounds[0]:
+            raise ValueError(f"quniform: step must be above 0 and at most high - low, got {bounds[2]:g}")
+        if self.kind == "randint":
+            if any(b != int(b) for b in bounds):
+                raise ValueError(f"randint takes whole numbers, got {list(self.args)}")
+            return tuple(int(b) for b in bounds)
+        return bounds
+
+    @property
+    def is_log(self) -> bool:
+        """Whether equal ratios, not equal differences, are equally likely."""
+        return self.kind == "loguniform"
+
+    def values(self) -> list[Any] | None:
+        """All values in order, or None where there are too many to list."""
+        if self.kind in ("choice", "grid"):
+            return list(self.args)
+        if self.kind == "randint":
+            low, high = self.args
+            return list(range(low, high)) if high - low <= _MAX_ENUMERATED else None
+        if self.kind == "quniform":
+            low, high, step = self.args
+            count = math.floor((high - low) / step + 1e-9) + 1
+            return [significant(low + i * step, 12) for i in range(count)] if count <= _MAX_ENUMERATED else None
+        return None
+
+    def corners(self) -> list[Any]:
+        """The values to try a setting's rules on: all of a list, both ends of a range."""
+        if self.kind in ("choice", "grid"):
+            return list(self.args)
+        if self.kind == "randint":
+            return [self.args[0], self.args[1] - 1]
+        return [self.args[0], self.args[1]]
+
+    def sample(self, rng: np.random.Generator) -> Any:
+        """One random value; floats keep 6 significant digits, so that tables and trial keys show them whole."""
+        listed = self.values()
+        if listed is not None:
+            return listed[int(rng.integers(len(listed)))]
+        low, high = self.args[0], self.args[1]
+        if self.kind == "randint":
+            return int(rng.integers(low, high))
+        if self.kind == "loguniform":
+            return self.rounded(math.exp(rng.uniform(math.log(low), math.log(high))))
+        if self.kind == "quniform":
+            steps = math.floor((high - low) / self.args[2] + 1e-9)
+            return significant(low + int(rng.integers(steps + 1)) * self.args[2], 12)
+        return self.rounded(rng.uniform(low, high))
+
+    def rounded(self, value: Any) -> Any:
+        """`value` as raysweep would have sampled it (a searcher may return more digits)."""
+        if self.kind in ("uniform", "loguniform"):
+            return min(max(significant(float(value), _SAMPLE_DIGITS), self.args[0]), self.args[1])
+        return significant(float(value), 12) if self.kind == "quniform" else value
+
+    def as_dict(self) -> dict[str, list[Any]]:
+        """The form in which a sweep file writes it."""
+        return {self.kind: list(self.args)}
+
+    def describe(self) -> str:
+        """A short text for people: `0.0001 .. 0.1 (log)`, `1, 2, 3`."""
+        listed = self.values()
+        if listed is not None and len(listed) <= 12:
+            return ", ".join(f"{v:g}" if isinstance(v, float) else str(v) for v in listed)
+        step = f", step {self.args[2]:g}" if self.kind == "quniform" else ""
+        return f"{self.args[0]:g} .. {self.corners()[-1]:g}{step}{' (log)' if self.is_log else ''}"
+
+
+def parse(value: Any) -> Domain:
+    """A domain from the form in which a sweep file writes it: a mapping with one key, the domain's name.
+
+    Raises:
+        ValueError: the rule that the value breaks, with the names or the form that would be right.
+    """
+    if isinstance(value, Domain):
+        return value
+    forms = "; ".join(f"{name}: {shape}" for name, shape in _SHAPES.items())
+    if isinstance(value, list):
+        raise ValueError(f"say how to walk through the list: {{grid: {value}}} or {{choice: {value}}}")
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError(f"a domain is a mapping with one key, got {value!r}; forms: {forms}")
+    ((kind, args),) = value.items()
+    if kind not in _SHAPES:
+        near = difflib.get_close_matches(str(kind), _SHAPES, n=1)
+        hint = f"; nearest: {near[0]}" if near else ""
+        raise ValueError(f"unknown domain {kind!r}{hint}; forms: {forms}")
+    if not isinstance(args, list | tuple):
+        raise ValueError(f"{kind} takes {_SHAPES[kind]}, got {args!r}")
+    return Domain(str(kind), tuple(args))
+
+
+DomainField = Annotated[
+    Domain,
+    BeforeValidator(parse),
+    PlainSerializer(lambda domain: domain.as_dict(), return_type=dict),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": False,
+            "properties": {name: {"type": "array", "description": shape} for name, shape in _SHAPES.items()},
+        }
+    ),
+]

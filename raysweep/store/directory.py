@@ -1,0 +1,115 @@
+"""Where a sweep's files lie: the names and places, all relative to one directory that can be moved as a whole.
+
+What the files hold is written by journal.py (journal), train/checkpoint.py (checkpoints) and report/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from raysweep.errors import StoreError
+
+JOURNAL = "journal.jsonl"
+MANIFEST = "manifest.json"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: temporary name, fsync, rename.
+
+    Raises:
+        OSError: as the file system says; the old content stays.
+    """
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files for the owner only; results are meant to be shared like any other file.
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def check_storage(storage: Path) -> None:
+    """Refuse a storage directory that cannot be written, without writing anything.
+
+    Raises:
+        StoreError: with the first existing parent and what is wrong with it.
+    """
+    place = storage
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise StoreError(f"storage {storage} cannot be made: {place} is a file; set `storage` (--storage) to a directory")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise StoreError(f"storage {storage} cannot be written: no permission in {place}; set `storage` (--storage) elsewhere")
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """The directory of one sweep (or of one run, which is a sweep of one trial)."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, storage: Path, name: str) -> SweepDirectory:
+        """Make `storage/name`, or `name-2`, `name-3`, ... where that exists: nothing is ever written over.
+
+        Raises:
+            StoreError: the directory cannot be made.
+        """
+        try:
+            storage.mkdir(parents=True, exist_ok=True)
+            number = 1
+            while True:
+                path = storage / (name if number == 1 else f"{name}-{number}")
+                try:
+                    path.mkdir()
+                    return cls(path.resolve())
+                except FileExistsError:
+                    number += 1
+        except OSError as error:
+            raise StoreError(f"cannot make a directory in {storage}: {error.strerror or error}; set `storage` (--storage) elsewhere") from None
+
+    @property
+    def journal(self) -> Path:
+        return self.path / JOURNAL
+
+    def trial(self, key: str) -> Path:
+        """The directory of one trial: its checkpoints, sample images and TensorBoard files."""
+        return self.path / "trials" / key
+
+    def write_manifest(self, content: dict[str, Any]) -> None:
+        """Write what the sweep ran on: versions, machine, command line.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        try:
+            write_atomically(self.path / MANIFEST, json.dumps(content, indent=2).encode() + b"\n")
+        except OSError as error:
+            raise StoreError(f"cannot write {self.path / MANIFEST}: {error.strerror or error}") from None
+
+    def read_manifest(self) -> dict[str, Any]:
+        """What write_manifest wrote; empty where there is none."""
+        try:
+            manifest = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot read {self.path / MANIFEST}: {error}") from None
+        return dict(manifest)

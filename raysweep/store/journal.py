@@ -1,0 +1,157 @@
+"""The journal: an append-only file of JSON lines, the truth about a sweep. Written by one process, read by any.
+
+Events are mappings with an "event" name; a trial's row is `{"row": [trial, value, ...]}`, its names are in the
+"columns" event before it. What the events mean is written down in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from raysweep.errors import StoreError
+
+# Losses and rates decide, so they are kept whole; the others are for people.
+_ROUNDED_DIGITS = {
+    "psnr": 7, "grad_norm": 6, "samples_per_second": 5, "data_wait": 3, "seconds": 5, "peak_memory_bytes": 4,
+}  # fmt: skip
+
+
+def plain(value: Any) -> Any:
+    """`value` with numpy and torch scalars made plain Python numbers and non-finite floats made None."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def _rounded(name: str, value: Any) -> Any:
+    digits = _ROUNDED_DIGITS.get(name)
+    if digits is None or not isinstance(value, float):
+        return value
+    value = float(f"{value:.{digits}g}")
+    return int(value) if value.is_integer() else value
+
+
+class JournalWriter:
+    """Appends events. A torn last line, left by a killed writer, is cut off when the file is opened.
+
+    Raises:
+        StoreError: the file cannot be written (full disk, permission); what was written before stays readable.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
+        self.path = path
+        self._clock = clock
+        self._columns: list[str] = []
+        try:
+            self._file = path.open("ab")
+            self._cut_torn_line()
+        except OSError as error:
+            raise self._error(error) from error
+
+    def _cut_torn_line(self) -> None:
+        content = self.path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole != len(content):
+            self._file.truncate(whole)
+        for event in _events(content[:whole], self.path):
+            if event.get("event") == "columns":
+                self._columns = event["columns"]
+
+    def _error(self, error: OSError) -> StoreError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        why = "the disk is full" if full else (error.strerror or str(error))
+        return StoreError(
+            f"cannot write {self.path}: {why}; what was written before is kept. Free some room or set `storage` elsewhere"
+        )
+
+    def _append(self, content: Mapping[str, Any], durable: bool) -> None:
+        line = json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(line)
+            self._file.flush()
+            if durable:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            self._drop_half_line(start)
+            raise self._error(error) from error
+
+    def _drop_half_line(self, start: int) -> None:
+        # The buffer still holds the line: reopen, so that closing does not try to write it again.
+        os.ftruncate(self._file.fileno(), start)
+        raw = self._file.detach()
+        raw.close()
+        self._file = self.path.open("ab")
+
+    def event(self, name: str, *, durable: bool = True, **fields: Any) -> None:
+        """Append one event with the time; durable: not before it is on the disk does this return."""
+        self._append({"event": name, "time": round(self._clock(), 3), **plain(fields)}, durable)
+
+    def row(self, trial: int, row: Mapping[str, Any]) -> None:
+        """Append one epoch's row of a trial. A row with other names than the last one's names them first."""
+        columns = [*row, "time"]
+        if columns != self._columns:
+            self._append({"event": "columns", "columns": columns}, durable=False)
+            self._columns = columns
+        values = [_rounded(name, value) for name, value in plain(row).items()]
+        self._append({"row": [trial, *values, round(self._clock(), 3)]}, durable=False)
+
+    def close(self) -> None:
+        """Close the file; the journal can be opened again."""
+        self._file.close()
+
+
+def _events(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line:
+            continue
+        try:
+            event = json.loads(line)
+            if not isinstance(event, dict):
+                raise ValueError("not a JSON object")
+        except ValueError as error:
+            if number == len(lines):
+                return  # torn by a killed writer: the event never happened
+            raise StoreError(
+                f"{path} is damaged at line {number} ({error}); move the file aside, or cut it there to keep what stands before"
+            ) from None
+        yield event
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+    """Every event in order, rows as `{"event": "row", "trial": n, "epoch": ..., ...}`; a torn last line is left out.
+
+    Args:
+        path: the journal file.
+        start: number of leading events to leave out (columns are still followed).
+
+    Raises:
+        StoreError: the file is missing, unreadable, or damaged before its last line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror or error}; give a sweep's directory, the one with journal.jsonl") from None
+    columns: list[str] = []
+    for number, event in enumerate(_events(content, path)):
+        if event.get("event") == "columns":
+            columns = event["columns"]
+        elif "row" in event:
+            trial, *values = event["row"]
+            event = {"event": "row", "trial": trial, **dict(zip(columns, values, strict=True))}
+        if number >= start:
+            yield event

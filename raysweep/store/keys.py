@@ -1,0 +1,47 @@
+"""The key of a trial: which training it is, on any machine, in any directory, with any budget.
+
+What counts as the same configuration is Experiment.identity(); this module only hashes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from raysweep.experiment import Experiment
+
+TRAINING_VERSION = 1
+"""The meaning of raysweep's own training; raised only when the same configuration gives other results."""
+
+KEY_LENGTH = 12
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float):
+        # 1, 1.0 and 1e0 are one setting.
+        return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.12g}")
+    if isinstance(value, dict):
+        return {str(k): _canonical(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
+    if isinstance(value, list | tuple):
+        return [_canonical(v) for v in value]
+    return repr(value)
+
+
+def trial_key(experiment: Experiment, data_fingerprint: str, code_fingerprint: str = "") -> str:
+    """12 hex digits (48 bits: of 10,000 trials two collide with a chance of 2e-7).
+
+    Args:
+        experiment: the trial's validated experiment; its seed counts, its budget and scale do not.
+        data_fingerprint: a hash of the samples' content.
+        code_fingerprint: a hash of the user's plug-in sources, empty without plug-ins.
+    """
+    identity = {
+        "experiment": _canonical(experiment.identity()),
+        "data": data_fingerprint,
+        "code": [TRAINING_VERSION, code_fingerprint],
+    }
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

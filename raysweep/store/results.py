@@ -1,0 +1,219 @@
+"""Results of a sweep as pandas frames, read from its journal alone; no torch, no ray.
+
+N planned trials give N rows, whatever became of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raysweep.config import Sweep
+from raysweep.errors import StoreError
+from raysweep.store.directory import SweepDirectory
+from raysweep.store.journal import read_events
+
+STATUSES = ("completed", "stopped", "diverged", "failed", "infeasible", "interrupted", "budget", "unfinished")
+"""How a trial can have ended; `unfinished`: the journal ends before the trial does (running, or killed)."""
+
+_RANKED = ("completed", "stopped", "interrupted", "budget", "unfinished")
+
+
+def describe_end(end: dict[str, Any]) -> str:
+    """Why a trial ended, for people, from the fields of its `end` event."""
+    reason: dict[str, Any] = end.get("reason") or {}
+    status, rule = end["status"], reason.get("rule")
+    if status == "stopped" and rule == "patience":
+        return f"no lower {reason['metric']} in {reason['patience']} epochs"
+    if status == "stopped" and reason.get("cutoff") is not None:
+        rung = f"rung {reason['rung']}" if reason.get("rung") is not None else f"epoch {reason.get('epoch')}"
+        return f"{rule}: at {rung} {reason['metric']} {reason['value']:.4g} was past the cutoff {reason['cutoff']:.4g}"
+    if status == "stopped":
+        return f"{rule}: at epoch {reason.get('epoch')}"
+    if status == "diverged":
+        return f"{reason.get('what', 'loss')} was not finite at step {reason['step']}, lr {reason['lr']:.3g}"
+    return str(reason.get("text", ""))
+
+
+@dataclass
+class _Trial:
+    number: int
+    key: str
+    overrides: dict[str, Any]
+    planned: dict[str, Any]
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    end: dict[str, Any] | None = None
+    attempts: int = 0
+
+
+@dataclass
+class Results:
+    """What a sweep's directory holds.
+
+    Attributes:
+        directory: where it lies now.
+        sweep: its configuration.
+        data: the facts about the images (counts, shapes, fingerprint, baselines) from the journal's start event.
+        trials: one row per planned trial, by number; integers are Int64, a missing value is NA.
+        rows: one row per trial and epoch.
+        finished: how the sweep ended (completed, interrupted, budget), None where it has not.
+    """
+
+    directory: SweepDirectory
+    sweep: Sweep | None
+    experiment: dict[str, Any]
+    start: dict[str, Any]
+    data: dict[str, Any]
+    metric: str
+    mode: str
+    params: dict[str, str]
+    trials: pd.DataFrame
+    rows: pd.DataFrame
+    ends: dict[int, dict[str, Any]]
+    decisions: list[dict[str, Any]]
+    finished: str | None
+
+    @property
+    def leaderboard(self) -> pd.DataFrame:
+        """The trials, best first; then those without a finite objective, the diverged and the failed."""
+        frame = self.trials.copy()
+        ranked = frame["status"].isin(_RANKED) & frame[self.metric].notna()
+        value = frame[self.metric].astype("float64") * (1 if self.mode == "min" else -1)
+        order = pd.DataFrame({"last": ~ranked, "value": value, "trial": frame["trial"]})
+        return frame.loc[order.sort_values(["last", "value", "trial"], na_position="last").index].reset_index(drop=True)
+
+    @property
+    def best(self) -> pd.Series[Any] | None:
+        """The best trial's row, or None where no trial has a finite objective."""
+        board = self.leaderboard
+        if board.empty or board.loc[0, "status"] not in _RANKED or pd.isna(board.loc[0, self.metric]):
+            return None
+        return board.iloc[0]
+
+    def best_directory(self) -> Path | None:
+        """The directory of the best trial."""
+        best = self.best
+        return None if best is None else self.directory.trial(str(best["key"]))
+
+
+def load(path: str | Path) -> Results:
+    """Read a sweep's directory.
+
+    Raises:
+        StoreError: there is no journal, or it is damaged before its last line.
+    """
+    directory = SweepDirectory(Path(path).resolve())
+    start: dict[str, Any] = {}
+    trials: dict[int, _Trial] = {}
+    decisions: list[dict[str, Any]] = []
+    finished: str | None = None
+    for event in read_events(directory.journal):
+        name = event.pop("event")
+        if name == "start":
+            start, finished = event, None
+        elif name == "trial":
+            trials[event["trial"]] = _Trial(event["trial"], event["key"], event["overrides"], event)
+        elif name == "run":
+            trials[event["trial"]].attempts += 1
+            trials[event["trial"]].end = None
+        elif name == "row":
+            # An epoch done again after a failure stands for the one before.
+            trials[event["trial"]].rows[event["epoch"]] = event
+        elif name == "decision":
+            decisions.append(event)
+        elif name == "end":
+            trials[event["trial"]].end = event
+        elif name == "finish":
+            finished = event["status"]
+    if not start:
+        raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
+    return _results(directory, start, trials, decisions, finished)
+
+
+def _results(
+    directory: SweepDirectory,
+    start: dict[str, Any],
+    trials: dict[int, _Trial],
+    decisions: list[dict[str, Any]],
+    finished: str | None,
+) -> Results:
+    sweep = Sweep.from_dict(start["sweep"], str(directory.journal)) if start.get("sweep") else None
+    metric = sweep.objective.metric if sweep else "val_loss"
+    mode = sweep.objective.mode if sweep else "min"
+    params = sweep.short_names() if sweep else {}
+    ordered = [trials[number] for number in sorted(trials)]
+    return Results(
+        directory=directory,
+        sweep=sweep,
+        experiment=start["experiment"],
+        start=start,
+        data=start.get("data") or {},
+        metric=metric,
+        mode=mode,
+        params=params,
+        trials=_trials_frame(ordered, metric, mode, params, finished),
+        rows=_rows_frame(ordered),
+        ends={t.number: t.end for t in ordered if t.end},
+        decisions=decisions,
+        finished=finished,
+    )
+
+
+def _best_row(trial: _Trial, metric: str, mode: str) -> dict[str, Any]:
+    sign = 1 if mode == "min" else -1
+    finite = [row for row in trial.rows.values() if row.get(metric) is not None and math.isfinite(row[metric])]
+    return min(finite, key=lambda row: (sign * row[metric], row["epoch"]), default={})
+
+
+_FLOATS = ("val_loss", "train_loss", "psnr", "seconds", "samples_per_second", "data_wait", "peak_memory_bytes")
+_INTEGERS = ("trial", "epochs", "best_epoch", "parameters", "world_size", "attempts")
+
+
+def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str, str], finished: str | None) -> pd.DataFrame:
+    records = []
+    for trial in trials:
+        best = _best_row(trial, metric, mode)
+        rows = [trial.rows[epoch] for epoch in sorted(trial.rows)]
+        last = rows[-1] if rows else {}
+        end = trial.end or {"status": "unfinished", "reason": {"text": "the journal ends before this trial does"}}
+        reason = end.get("reason") or {}
+        records.append(
+            {
+                "trial": trial.number,
+                "key": trial.key,
+                **{short: trial.overrides.get(key) for key, short in params.items()},
+                "status": end["status"],
+                "epochs": last.get("epoch", 0),
+                "best_epoch": best.get("epoch"),
+                **{name: best.get(name) for name in ("val_loss", "train_loss", "psnr")},
+                "seconds": sum(row.get("seconds") or 0.0 for row in rows),
+                "samples_per_second": pd.Series([row.get("samples_per_second") for row in rows], dtype="float64").median(),
+                "data_wait": pd.Series([row.get("data_wait") for row in rows], dtype="float64").mean(),
+                "peak_memory_bytes": max((row.get("peak_memory_bytes") or 0.0 for row in rows), default=None),
+                "parameters": trial.planned.get("parameters"),
+                "world_size": last.get("world_size"),
+                "attempts": trial.attempts,
+                "reason": describe_end(end),
+                "error": reason.get("traceback") or "",
+                "checkpoint": f"trials/{trial.key}/best.pt" if best else "",
+            }
+        )
+    columns = ["trial", "key", *params.values(), "status", "epochs", "best_epoch", *_FLOATS]
+    columns += ["parameters", "world_size", "attempts", "reason", "error", "checkpoint"]
+    frame = pd.DataFrame.from_records(records, columns=columns)
+    return frame.astype({**dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")}).convert_dtypes(
+        convert_floating=False, convert_boolean=False, convert_string=True
+    )
+
+
+def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:
+    records = [trial.rows[epoch] for trial in trials for epoch in sorted(trial.rows)]
+    names = list(dict.fromkeys(name for record in records for name in record)) or ["trial", "epoch"]
+    frame = pd.DataFrame.from_records(records, columns=names)
+    integers = [n for n in ("trial", "epoch", "step", "world_size", "attempt") if n in names]
+    floats = [n for n in names if n not in integers]
+    return frame.astype({**dict.fromkeys(integers, "Int64"), **dict.fromkeys(floats, "float64")})
