@@ -1,0 +1,212 @@
+"""The training loop, from top to bottom. It knows nothing of Ray, and of other workers only what Runtime offers."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from raysweep.data.dataset import Dataset
+from raysweep.data.loader import Loader, Request
+from raysweep.data.order import epoch_order, num_steps, sample_keys
+from raysweep.experiment import Experiment
+from raysweep.models import set_sample_keys
+from raysweep.plugins import build_model
+from raysweep.train import checkpoint, optim
+from raysweep.train.evaluate import psnr, validation_loss
+from raysweep.train.progress import EpochClock, Outcome, Progress, agree, judge, next_epoch, patience_ended
+from raysweep.train.runtime import Row, Runtime
+from raysweep.train.step import GradientStep, Part, clip, gradient_norm, part, step_seed
+
+
+def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome:
+    """Train to experiment.train.epochs, or to an earlier end, going on from the newest complete checkpoint.
+
+    Args:
+        experiment: everything the result follows from.
+        dataset: the images and their split.
+        runtime: rank, collectives, where rows go, and the trial's directory for checkpoints.
+
+    Raises:
+        ConfigError: the images do not fit the model.
+        CheckpointError: a checkpoint cannot be written, or belongs to another model.
+    """
+    config, device = experiment.train, runtime.device
+    samples, num_train = dataset.samples, len(dataset.train)
+    steps_per_epoch = num_steps(num_train, config.batch_size)
+    values = int(np.prod(samples.y.shape[1:]))
+
+    # Model, optimizer, and where an earlier attempt left off.
+    raw = build_model(experiment.model, samples.x.shape[1:], samples.y.shape[1:], config.seed).to(device)
+    if config.channels_last:
+        raw = raw.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    if experiment.model.norm == "batch" and runtime.world_size > 1:
+        raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)
+    parameters = [p for p in raw.parameters() if p.requires_grad]
+    optimizer = optim.build(experiment.optim, parameters)
+    progress = Progress()
+    found = runtime.broadcast(checkpoint.newest_complete(runtime.directory) if runtime.rank == 0 else None)
+    if found:
+        content = checkpoint.load(found)
+        checkpoint.restore_weights(raw, content["model"], found)
+        optimizer.load_state_dict(content["optimizer"])
+        progress = Progress(**content["progress"])
+        if progress.row:
+            runtime.report(progress.row)
+    model = runtime.wrap(torch.compile(raw) if config.compile else raw)  # type: ignore[arg-type]
+    gradient_step = GradientStep(model, experiment, runtime.world_size, values, device)
+    loader = Loader(samples, experiment.data.noise, device)
+    saver = _Saver(experiment, dataset, runtime, raw, optimizer)
+    model.train()
+
+    ended = patience_ended(config, progress)
+    while progress.epoch <= config.epochs and ended is None:
+        order = dataset.train[epoch_order(config.seed, progress.epoch, num_train)]
+        keys = sample_keys(config.seed, progress.epoch, order)
+        plans = [
+            part(order, keys, step, config, runtime.rank, runtime.world_size)
+            for step in range(progress.step, steps_per_epoch)
+        ]
+        batches = loader.batches(_requests(plans))
+        clock = EpochClock(progress, loader)
+        squared_error = torch.zeros((), dtype=torch.float64, device=device)
+        first_bad = torch.full((), math.inf, dtype=torch.float64, device=device)
+        norm = torch.zeros(())
+        next_sync = progress.step + 1
+
+        for plan in plans:
+            step = progress.step
+            rate = optim.learning_rate(experiment.optim, progress.global_step, steps_per_epoch, config.epochs)
+            optim.set_learning_rate(optimizer, rate)
+            optimizer.zero_grad(set_to_none=True)
+            in_step = min(config.batch_size, num_train - step * config.batch_size)
+            seed = step_seed(config.seed, progress.epoch, step, runtime.rank)
+            error = gradient_step.backward(batches, plan, in_step, seed)
+            is_last = step == steps_per_epoch - 1
+            if experiment.optim.clip_norm is not None or is_last:
+                norm = gradient_norm(parameters)
+            if experiment.optim.clip_norm is not None:
+                clip(parameters, norm, experiment.optim.clip_norm)
+            optimizer.step()
+            squared_error += error
+            first_bad = torch.where(torch.isfinite(error), first_bad, first_bad.clamp(max=progress.global_step + 1))
+            progress.step += 1
+            progress.global_step += 1
+
+            # All workers agree, about once a second and at the epoch's end, on what comes next.
+            if progress.step == next_sync or is_last:
+                agreed = agree(runtime, first_bad, saver.is_due(), clock.steps_until_sync(progress.step))
+                if math.isfinite(agreed.first_bad):
+                    ended = Outcome("diverged", {"what": "train_loss", "step": int(agreed.first_bad), "lr": rate})
+                    break
+                if (agreed.save or agreed.stop) and not is_last:
+                    clock.add_to(progress)
+                    progress.squared_error += runtime.reduce([float(squared_error)])[0]
+                    squared_error.zero_()
+                    saver.save(progress)
+                if agreed.stop:
+                    ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
+                    if not is_last:
+                        break
+                next_sync = progress.step + agreed.steps_until_sync
+        batches.close()
+        set_sample_keys(raw, None)
+        if ended is not None and ended.status == "interrupted" and progress.step < steps_per_epoch:
+            break
+
+        # The epoch's row.
+        clock.end_of_training(progress)
+        progress.squared_error += runtime.reduce([float(squared_error)])[0]
+        train_loss = progress.squared_error / (num_train * values) if ended is None or ended.status != "diverged" else math.nan
+        val_loss = math.nan
+        if math.isfinite(train_loss):
+            val_loss = validation_loss(
+                raw, dataset, loader, experiment, runtime.reduce, runtime.rank, runtime.world_size, gradient_step.autocast
+            )
+            if not math.isfinite(val_loss):
+                ended = Outcome("diverged", {"what": "val_loss", "step": progress.global_step, "lr": rate})
+        clock.add_to(progress)
+        progress.row = {
+            "epoch": progress.epoch,
+            "step": progress.global_step,
+            "train_loss": train_loss,
+            "val_loss": val_loss,
+            "psnr": psnr(val_loss),
+            "lr": rate,
+            "grad_norm": float(norm),
+            "world_size": runtime.world_size,
+            "samples_per_second": num_train / progress.train_s if progress.train_s else math.nan,
+            "data_wait": progress.wait_s / progress.train_s if progress.train_s else 0.0,
+            "seconds": progress.seconds,
+            "peak_memory_bytes": max(_from_each(runtime, float(_peak_memory_bytes(device)))),
+        }
+        judge(config, progress, val_loss)
+        ended = ended or patience_ended(config, progress)
+        row, done = progress.row, progress.epoch
+        next_epoch(progress)
+        if ended is None or ended.status != "diverged":
+            is_end = ended is not None or done == config.epochs
+            saver.end_of_epoch(progress, done, row, is_end)
+        runtime.report(row)
+    return ended or Outcome("completed")
+
+
+def _requests(plans: list[Part]) -> Iterator[Request]:
+    return (request for plan in plans for request in plan.requests)
+
+
+def _peak_memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts KiB, macOS bytes; of a reused process it is the peak over all its trials.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _from_each(runtime: Runtime, value: float) -> list[float]:
+    """Every rank's value, on every rank."""
+    return runtime.reduce([value if rank == runtime.rank else 0.0 for rank in range(runtime.world_size)])
+
+
+class _Saver:
+    """Writes checkpoints, on rank 0 only, and knows when one is due."""
+
+    def __init__(
+        self, experiment: Experiment, dataset: Dataset, runtime: Runtime, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._experiment, self._runtime, self._model, self._optimizer = experiment, runtime, model, optimizer
+        shapes = (dataset.samples.x.shape[1:], dataset.samples.y.shape[1:])
+        self._about = {
+            "experiment": experiment.model_dump_json(exclude_unset=True),
+            "x_shape": [int(n) for n in shapes[0]],
+            "y_shape": [int(n) for n in shapes[1]],
+        }
+        self._saved_at = time.monotonic()
+
+    def is_due(self) -> bool:
+        every = self._experiment.train.checkpoint_every_s
+        return every is not None and time.monotonic() - self._saved_at >= every
+
+    def save(self, progress: Progress) -> None:
+        self._saved_at = time.monotonic()
+        if self._runtime.rank == 0:
+            content = {
+                **self._about,
+                "model": self._model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "progress": asdict(progress),
+            }
+            checkpoint.save_numbered(self._runtime.directory, progress.global_step, content)
+
+    def end_of_epoch(self, progress: Progress, done: int, row: Row, is_end: bool) -> None:
+        """Keep the best epoch's weights; a full checkpoint every so many epochs and at the end."""
+        if progress.best_epoch == done and self._runtime.rank == 0:
+            content = {**self._about, "model": self._model.state_dict(), "epoch": done, "val_loss": row["val_loss"]}
+            checkpoint.save(self._runtime.directory / "best.pt", content)
+        if is_end or done % self._experiment.train.checkpoint_every_epochs == 0 or self.is_due():
+            self.save(progress)
