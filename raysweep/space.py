@@ -66,7 +66,7 @@ class Domain:
             if any(isinstance(a, bool) for a in self.args):
                 raise TypeError
             bounds = tuple(float(a) for a in self.args)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ValueError(f"{self.kind} takes numbers, got {list(self.args)}") from None
         if not all(math.isfinite(b) for b in bounds):
             raise ValueError(f"{self.kind} takes finite numbers, got {list(self.args)}")
@@ -97,7 +97,7 @@ class Domain:
         if self.kind == "quniform":
             low, high, step = self.args
             count = math.floor((high - low) / step + 1e-9) + 1
-            return [significant(low + i * step, 12) for i in range(count)] if count <= _MAX_ENUMERATED else None
+            return [self.rounded(low + i * step) for i in range(count)] if count <= _MAX_ENUMERATED else None
         return None
 
     def corners(self) -> list[Any]:
@@ -120,14 +120,15 @@ class Domain:
             return self.rounded(math.exp(rng.uniform(math.log(low), math.log(high))))
         if self.kind == "quniform":
             steps = math.floor((high - low) / self.args[2] + 1e-9)
-            return significant(low + int(rng.integers(steps + 1)) * self.args[2], 12)
+            return self.rounded(low + int(rng.integers(steps + 1)) * self.args[2])
         return self.rounded(rng.uniform(low, high))
 
     def rounded(self, value: Any) -> Any:
         """`value` as raysweep would have sampled it (a searcher may return more digits)."""
-        if self.kind in ("uniform", "loguniform"):
-            return min(max(significant(float(value), _SAMPLE_DIGITS), self.args[0]), self.args[1])
-        return significant(float(value), 12) if self.kind == "quniform" else value
+        if self.kind not in ("uniform", "loguniform", "quniform"):
+            return value
+        digits = 12 if self.kind == "quniform" else _SAMPLE_DIGITS
+        return min(max(significant(float(value), digits), self.args[0]), self.args[1])
 
     def as_dict(self) -> dict[str, list[Any]]:
         """The form in which a sweep file writes it."""

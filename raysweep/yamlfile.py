@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,16 @@ from raysweep.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 numbers: 1e-4 is a float (PyYAML's YAML 1.1 reads it as text)."""
+    """YAML 1.2 scalars: 1e-4 is a float (PyYAML's YAML 1.1 reads it as text), off is text (there: false)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                continue  # PyYAML refuses it, with the line
             if key in seen:
                 line = key_node.start_mark.line + 1
                 raise ConfigError(f"line {line}: the key {key!r} stands twice; the second would hide the first")
@@ -32,7 +36,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:float"]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(
@@ -40,6 +44,7 @@ _Loader.add_implicit_resolver(
     re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.inf|\.Inf|\.nan|\.NaN)$"),
     list("-+0123456789."),
 )
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
 
 
 def parse_text(text: str) -> Any:

@@ -18,9 +18,12 @@ _CHUNK = 2**16
 
 @lru_cache(maxsize=2)
 def _table(length: int) -> Tensor:
-    # One table for every seed: the seed is in the keys that decide where to read.
-    generator = np.random.Generator(np.random.Philox(key=20_231))
-    return torch.from_numpy(generator.standard_normal(length, dtype=np.float32))
+    # One table for every seed: the seed is in the keys that decide where to read. Made from the raw stream, which numpy
+    # keeps stable between releases, by Box and Muller's transform (1958).
+    bits = np.random.Philox(key=20_231).random_raw(length)
+    radius = np.sqrt(-2 * np.log(((bits >> np.uint64(32)) + 1) / 2**32))
+    angle = (bits & np.uint64(0xFFFFFFFF)) * (2 * np.pi / 2**32)
+    return torch.from_numpy((radius * np.cos(angle)).astype(np.float32))
 
 
 class Noise:

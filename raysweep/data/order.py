@@ -6,9 +6,8 @@ A checkpoint's position inside an epoch is one integer, the number of steps done
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Indices = NDArray[np.int64]
+from raysweep.data.samples import Indices
 
 _ORDER, _SAMPLE = 1, 2  # streams: the same seed must not give the order and the noise the same bits
 
@@ -20,8 +19,9 @@ def num_steps(num_samples: int, global_batch: int) -> int:
 
 def epoch_order(seed: int, epoch: int, num_samples: int) -> Indices:
     """The epoch's permutation of range(num_samples), int64 [num_samples]."""
-    generator = np.random.Generator(np.random.Philox(key=[seed, (_ORDER << 32) + epoch]))
-    return generator.permutation(num_samples).astype(np.int64, copy=False)
+    # Numpy keeps only the raw stream stable between its releases, and an order must outlive them.
+    bits = np.random.Philox(key=[seed, (_ORDER << 32) + epoch]).random_raw(num_samples)
+    return np.argsort(bits, kind="stable").astype(np.int64, copy=False)
 
 
 def step_slice(order: Indices, step: int, global_batch: int) -> Indices:

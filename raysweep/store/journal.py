@@ -6,6 +6,7 @@ Events are mappings with an "event" name; a trial's row is `{"row": [trial, valu
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
@@ -90,10 +91,10 @@ class JournalWriter:
             raise self._error(error) from error
 
     def _drop_half_line(self, start: int) -> None:
-        # The buffer still holds the line: reopen, so that closing does not try to write it again.
-        os.ftruncate(self._file.fileno(), start)
-        raw = self._file.detach()
-        raw.close()
+        # The buffer still holds the line, and closing tries to write it again: so close first, then cut.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        os.truncate(self.path, start)
         self._file = self.path.open("ab")
 
     def event(self, name: str, *, durable: bool = True, **fields: Any) -> None:
@@ -115,8 +116,8 @@ class JournalWriter:
 
 
 def _events(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines, start=1):
+    # What follows the last line's end was torn by a killed writer: that event never happened.
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         if not line:
             continue
         try:
@@ -124,8 +125,6 @@ def _events(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
             if not isinstance(event, dict):
                 raise ValueError("not a JSON object")
         except ValueError as error:
-            if number == len(lines):
-                return  # torn by a killed writer: the event never happened
             raise StoreError(
                 f"{path} is damaged at line {number} ({error}); move the file aside, or cut it there to keep what stands before"
             ) from None

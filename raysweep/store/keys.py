@@ -20,9 +20,11 @@ KEY_LENGTH = 12
 def _canonical(value: Any) -> Any:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return value
-    if isinstance(value, int | float):
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
         # 1, 1.0 and 1e0 are one setting.
-        return int(value) if float(value).is_integer() and abs(value) < 2**53 else float(f"{value:.12g}")
+        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.12g}")
     if isinstance(value, dict):
         return {str(k): _canonical(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple):

@@ -205,9 +205,9 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
     columns = ["trial", "key", *params.values(), "status", "epochs", "best_epoch", *_FLOATS]
     columns += ["parameters", "world_size", "attempts", "reason", "error", "checkpoint"]
     frame = pd.DataFrame.from_records(records, columns=columns)
-    return frame.astype({**dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")}).convert_dtypes(
-        convert_floating=False, convert_boolean=False, convert_string=True
-    )
+    # First the settings' own columns, by their values; then the others, so that a loss of 1.0 stays a float.
+    converted = frame.convert_dtypes(convert_floating=False, convert_boolean=False, convert_string=True)
+    return converted.astype({**dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")})
 
 
 def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:

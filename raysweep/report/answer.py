@@ -1,0 +1,221 @@
+"""The report's sentences: the answer, how much was done, and what to change next.
+
+Pure functions from results to texts; numbers and tables are tables.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+from raysweep.config import Sweep
+from raysweep.errors import ConfigError
+from raysweep.report.tables import (
+    baselines,
+    duration,
+    failures,
+    measured,
+    missing,
+    moment,
+    number,
+    settings_text,
+    shortened,
+    times,
+)
+from raysweep.space import significant
+from raysweep.store.results import STATUSES, Results
+
+_EDGE = 0.05
+"""The best of a continuous range lies at its edge when it is within this share of the range."""
+
+
+def answer(results: Results) -> str:
+    """The report in one sentence: the best settings and what they are worth, or why there is no best."""
+    best = results.best
+    if best is None:
+        return _no_best(results)
+    metric = results.metric
+    what = settings_text(dict(best), results.params) or f"trial {best['trial']}"
+    value = f"{metric} {measured(best[metric])}"
+    compared = _comparisons(best["val_loss"], baselines(results.data))
+    if metric != "val_loss" and compared:
+        value += f" (val_loss {measured(best['val_loss'])})"
+    return f"Best: {what}: {', '.join([value, *compared])}."
+
+
+def _comparisons(loss: Any, against: Mapping[str, float]) -> list[str]:
+    if missing(loss) or not math.isfinite(loss) or loss <= 0:
+        return []
+    texts = []
+    for name, baseline in against.items():
+        ratio = baseline / float(loss)
+        if ratio > 1.05:
+            texts.append(f"{times(ratio)} below the {name}")
+        elif ratio > 1:
+            texts.append(f"hardly below the {name} ({measured(baseline)})")
+        else:
+            texts.append(f"NOT better than the {name} ({measured(baseline)})")
+    return texts
+
+
+def _no_best(results: Results) -> str:
+    statuses = results.trials["status"]
+    if len(statuses) == 0:
+        return "No best: the journal holds no trial yet."
+    plural = "the only trial" if len(statuses) == 1 else f"all {len(statuses)} trials"
+    errors = "; ".join(f"{shortened(f.error, 160)} ({trial_list(f.trials)})" for f in failures(results)[:3])
+    if (statuses == "failed").all():
+        return f"No best: {plural} failed. {errors}"
+    if (statuses == "infeasible").all():
+        return f"No best: {plural} could not be run. {errors}"
+    if (statuses == "diverged").all():
+        first = results.trials.iloc[0]
+        return f"No best: {plural} diverged (trial {first['trial']}: {first['reason']}). Try lower learning rates."
+    if results.rows.empty and (statuses == "unfinished").any():
+        return "No best yet: no trial has reported an epoch." + (f" {errors}" if errors else "")
+    return f"No best: no trial has a finite {results.metric} ({counts(results)})." + (f" {errors}" if errors else "")
+
+
+def trial_list(trials: tuple[int, ...], limit: int = 12) -> str:
+    """`trial 3`, `trials 0, 1, 2 and 40 more`."""
+    shown = ", ".join(str(t) for t in trials[:limit])
+    more = f" and {len(trials) - limit} more" if len(trials) > limit else ""
+    return f"trial{'s' if len(trials) > 1 else ''} {shown}{more}"
+
+
+def counts(results: Results) -> str:
+    """`16 planned: 13 completed, 3 diverged`."""
+    found = results.trials["status"].value_counts()
+    parts = [f"{found[status]} {status}" for status in STATUSES if found.get(status)]
+    return f"{len(results.trials)} planned" + (f": {', '.join(parts)}" if parts else "")
+
+
+def status(results: Results) -> str:
+    """The counts, whether it is over, and when it ran; times are the journal's."""
+    what = "sweep" if results.sweep else "run"
+    state = {
+        "completed": "",
+        None: f" The {what} has not finished.",
+        "budget": f" The {what} ended because its budget was used up.",
+        "interrupted": f" The {what} was interrupted and has not finished.",
+    }.get(results.finished, f" The {what} ended as {results.finished}.")
+    started, times_seen = results.start.get("time"), [e.get("time") for e in results.ends.values()]
+    if "time" in results.rows:
+        times_seen += [float(t) for t in results.rows["time"].dropna()]
+    last = max((float(t) for t in times_seen if t is not None), default=None)
+    when = f" Started {moment(started)}" if not missing(started) else ""
+    if when and last is not None:
+        when += f", last entry {moment(last)}"
+    trained = duration(float(results.trials["seconds"].sum()))
+    return f"{counts(results)}.{state}{when + '.' if when else ''} Training time of all trials together: {trained}."
+
+
+def remarks(results: Results) -> list[str]:
+    """What the reader should know before using the answer, and what to change next; often nothing."""
+    best = results.best
+    if best is None:
+        return []
+    texts = []
+    if worse_than_mean_image(results):
+        texts.append(
+            "The best trial is not better than answering every input with the mean image: no trial has learned anything "
+            "about single images. Look at the learning rate, the pairs of X and Y, and the number of epochs."
+        )
+    if results.sweep:
+        texts += edge_hints(results.sweep, dict(best), results.trials.to_dict("list"))
+    gained = _last_gain(results, int(best["trial"]))
+    if gained > 0.02 and best["status"] in ("completed", "budget"):
+        texts.append(
+            f"The best trial's {results.metric} was still improving, by {gained:.0%} in its last epoch ({best['epochs']}): "
+            "more train.epochs may help."
+        )
+    return texts
+
+
+def worse_than_mean_image(results: Results) -> bool:
+    """Whether there is a best trial, and even it is not better than the mean image."""
+    best, mean_image = results.best, baselines(results.data).get("mean image")
+    return best is not None and mean_image is not None and not missing(best["val_loss"]) and bool(best["val_loss"] >= mean_image)
+
+
+def _last_gain(results: Results, trial: int) -> float:
+    """By what share of the value before the last epoch improved the objective; negative where it did not."""
+    values = results.rows.loc[results.rows["trial"] == trial, results.metric].tolist()
+    if len(values) < 2 or not all(math.isfinite(v) for v in values[-2:]) or values[-2] == 0:
+        return 0.0
+    gain = float((values[-2] - values[-1]) / abs(values[-2]))
+    return gain if results.mode == "min" else -gain
+
+
+def edge_hints(sweep: Sweep, best: Mapping[str, Any], tried: Mapping[Any, list[Any]]) -> list[str]:
+    """For each swept number whose best value lies at the end of its range: which way to widen it.
+
+    Args:
+        sweep: the ranges, and the rules for what may be tried.
+        best: the best trial's settings by short name.
+        tried: the settings of all trials by short name; they may reach beyond the range of a sweep that was extended.
+    """
+    hints = []
+    for key, short in sweep.short_names().items():
+        domain = sweep.space[key]
+        ends = [*domain.corners(), *tried[short]]
+        if not all(is_number(v) or missing(v) for v in ends) or missing(best[short]):
+            continue
+        values = sorted({float(v) for v in ends if not missing(v)})
+        value, low, high = float(best[short]), values[0], values[-1]
+        if low == high:
+            continue
+        ranged = domain.values() is None
+        # Ratios are compared where the range is drawn by ratios, or a list spans two decades.
+        log = domain.is_log or (low > 0 and high / low >= 100)
+        for edge, outward in ((low, -1), (high, 1)):
+            if not _at_edge(value, edge, (low, high), log, ranged):
+                continue
+            whole = all(float(v).is_integer() and not isinstance(v, float) for v in ends if not missing(v))
+            beyond = _beyond(sweep, key, values, outward, log, whole)
+            if beyond is not None:
+                word, direction = ("lowest", "lower") if outward < 0 else ("highest", "higher")
+                lies = f"lies at the {word} end of its range ({number(edge)})" if ranged else f"is the {word} value tried"
+                hints.append(
+                    f"{short} {number(best[short])} {lies}: the best may lie beyond it. Widen {key} to {direction} values, "
+                    f"for example {number(beyond)}."
+                )
+    return hints
+
+
+def is_number(value: Any) -> bool:
+    """Whether a setting is a number (a switch is not)."""
+    return not isinstance(value, bool) and isinstance(value, Real) and not missing(value)
+
+
+def _at_edge(value: float, edge: float, span: tuple[float, float], log: bool, ranged: bool) -> bool:
+    if not ranged:
+        return value == edge
+    low, high = span
+    if log:
+        return abs(math.log(value / edge)) <= _EDGE * math.log(high / low)
+    return abs(value - edge) <= _EDGE * (high - low)
+
+
+def _beyond(sweep: Sweep, key: str, values: list[float], outward: int, log: bool, whole: bool) -> float | int | None:
+    """The next value past the edge that the setting's own rules allow; None where there is none (depth 0)."""
+    edge, inner = (values[0], values[1]) if outward < 0 else (values[-1], values[-2])
+    if log:
+        ratio = min(max(abs(math.log10(edge / inner)), 0.5), 1.0)
+        next_value = edge * 10 ** (outward * ratio)
+    else:
+        next_value = edge + outward * max(abs(edge - inner), (values[-1] - values[0]) / 10)
+    candidates: list[float | int] = [round(significant(next_value, 2)) if whole else significant(next_value, 2)]
+    if outward < 0 and edge > 0 and not whole:
+        candidates.append(significant(edge / 2, 2))
+    for candidate in candidates:
+        if (candidate - edge) * outward <= 0:
+            continue
+        try:
+            sweep.experiment.with_overrides({key: candidate})
+        except ConfigError:
+            continue
+        return candidate
+    return None

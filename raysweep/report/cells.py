@@ -1,0 +1,180 @@
+"""Where each trial stands on the map of two swept settings, and what is drawn there. Numbers only; drawing is heatmap.py."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from raysweep.report.answer import is_number
+from raysweep.report.tables import baselines, missing
+from raysweep.store.results import Results
+
+LR, DEPTH = "optim.lr", "model.depth"
+KINDS = ("value", "worse", "diverged", "failed", "infeasible", "missing")
+"""What a cell can show, and which of its trials stands for it: the first of these.
+
+`worse`: a value not better than the mean image. `missing`: the trial has not ended, or ended without a value.
+"""
+
+_MAX_SIDE = 40
+_DECADES = 100.0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One swept setting: its column, whether its values are numbers, whether ratios count, its values in order."""
+
+    name: str
+    numeric: bool
+    log: bool
+    values: tuple[Any, ...]
+
+    def position(self, value: Any) -> float:
+        """Where a value lies: a number at itself, any other value at its place in the list."""
+        return float(value) if self.numeric else float(self.index(value))
+
+    def index(self, value: Any) -> int:
+        """The value's place in the list."""
+        return [_identity(v) for v in self.values].index(_identity(value))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One place of the map: the settings, the trial that stands for it, its objective, and how many trials lie here."""
+
+    x: Any
+    y: Any
+    trial: int
+    value: float | None
+    kind: str
+    num_trials: int
+
+
+@dataclass(frozen=True)
+class Map:
+    """What the map shows; `y` is None where only one setting was swept. `best` is the best trial's number."""
+
+    x: Axis
+    y: Axis | None
+    cells: tuple[Cell, ...]
+    best: int | None
+    others: tuple[str, ...]
+    """Swept settings that are on no axis: a cell shows the best of their trials."""
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether the values form a grid: at least half of the combinations were planned."""
+        if self.y is None:
+            return False
+        width, height = len(self.x.values), len(self.y.values)
+        return max(width, height) <= _MAX_SIDE and len(self.cells) * 2 >= width * height
+
+
+def _identity(value: Any) -> str:
+    """A text that two values share when they are the same setting; lists cannot be compared by a set."""
+    if hasattr(value, "item") and not isinstance(value, str):
+        value = value.item()
+    return repr(float(value)) if is_number(value) else json.dumps(value, default=repr, sort_keys=True)
+
+
+def axis(name: str, values: Sequence[Any], log: bool = False) -> Axis | None:
+    """The axis of a setting's values; None where fewer than two differ.
+
+    Args:
+        name: the setting's column.
+        values: of all trials, missing ones among them.
+        log: whether the setting is one of ratios, whatever its span.
+    """
+    distinct = {_identity(v): v for v in values if not missing(v)}
+    if len(distinct) < 2:
+        return None
+    if not all(is_number(v) for v in distinct.values()):
+        return Axis(name, False, False, tuple(distinct.values()))
+    ordered = sorted(distinct.values(), key=float)
+    low, high = float(ordered[0]), float(ordered[-1])
+    return Axis(name, True, low > 0 and (log or high / low >= _DECADES), tuple(ordered))
+
+
+def swept_axes(results: Results) -> list[Axis]:
+    """The settings whose values differ, the map's axes first: lr and depth, then numbers, then all others."""
+    axes = []
+    for key, short in results.params.items():
+        domain = results.sweep.space[key] if results.sweep else None
+        found = axis(short, results.trials[short].tolist(), log=key == LR or (domain is not None and domain.is_log))
+        if found is not None:
+            axes.append((key, found))
+    both = {LR, DEPTH} <= {key for key, a in axes if a.numeric}
+    rank = {LR: 0, DEPTH: 1} if both else {}
+    return [a for _, a in sorted(axes, key=lambda pair: (rank.get(pair[0], 2), not pair[1].numeric))]
+
+
+def sweep_map(results: Results) -> Map | None:
+    """The map of the two leading swept settings; None where no setting differs among the trials.
+
+    One number and other, non-numeric settings: the number alone, so that its curve is seen.
+    """
+    axes = swept_axes(results)
+    if not axes:
+        return None
+    x = axes[0]
+    y = axes[1] if len(axes) > 1 and axes[1].numeric == x.numeric else None
+    shown = [a.name for a in (x, y) if a is not None]
+    best = results.best
+    mean_image = baselines(results.data).get("mean image")
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for _, trial in results.trials.iterrows():
+        if not any(missing(trial[name]) for name in shown):
+            # With one axis every trial is a point of its own.
+            place = [_identity(trial[name]) for name in shown] if y else [str(trial["trial"])]
+            groups.setdefault(tuple(place), []).append(dict(trial))
+    sign = 1 if results.mode == "min" else -1
+    cells = []
+    for trials in groups.values():
+        ranked = [
+            (KINDS.index(_kind(t, results.metric, mean_image)), sign * _value(t, results.metric), int(t["trial"])) for t in trials
+        ]
+        kind, value, chosen = min(ranked)
+        first = trials[0]
+        shown_value = sign * value if KINDS[kind] in ("value", "worse") else None
+        cells.append(Cell(first[x.name], first[y.name] if y else None, chosen, shown_value, KINDS[kind], len(trials)))
+    others = tuple(a.name for a in axes if a.name not in shown)
+    return Map(x, y, tuple(cells), None if best is None else int(best["trial"]), others)
+
+
+def _value(trial: Mapping[str, Any], metric: str) -> float:
+    value = trial[metric]
+    return float(value) if not missing(value) and math.isfinite(value) else 0.0
+
+
+def _kind(trial: Mapping[str, Any], metric: str, mean_image: float | None) -> str:
+    if trial["status"] in ("diverged", "failed", "infeasible"):
+        return str(trial["status"])
+    if missing(trial[metric]) or not math.isfinite(trial[metric]):
+        return "missing"
+    loss = trial["val_loss"]
+    return "worse" if mean_image is not None and not missing(loss) and loss >= mean_image else "value"
+
+
+def colour_range(values: Sequence[float], lower_is_better: bool) -> tuple[float, float, bool]:
+    """Low and high end of a colour scale that one huge value does not flatten, and whether it is logarithmic.
+
+    The bad end is cut where a value is more than three times as far beyond the median as the best is before it (in
+    logarithms where all are positive). Quartiles would not do: a sweep may have four values, one of them huge.
+    """
+    log = lower_is_better and min(values) > 0
+    scaled = np.log(values) if log else np.asarray(values, dtype=float)
+    towards_bad = scaled if lower_is_better else -scaled
+    good, middle = float(towards_bad.min()), float(np.median(towards_bad))
+    bad = float(min(towards_bad.max(), middle + 3 * (middle - good)))
+    if not bad > good:
+        bad = float(towards_bad.max())
+    if not bad > good:
+        # One value only: a scale needs some width.
+        good, bad = good - 0.1, bad + 0.1
+    low, high = (good, bad) if lower_is_better else (-bad, -good)
+    return (math.exp(low), math.exp(high), True) if log else (low, high, False)

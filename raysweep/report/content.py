@@ -1,0 +1,86 @@
+"""What the report says, gathered once: texts, tables and PNGs. How it looks in HTML or Markdown is page.py."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from raysweep.report import answer as sentences
+from raysweep.report import tables
+from raysweep.report.figures import curves_figure, drawn
+from raysweep.report.heatmap import map_figure
+from raysweep.report.strip import read_samples, strip_figure
+from raysweep.store.results import Results
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure: its file's name and its PNG, or None and a sentence that says why it is left out."""
+
+    heading: str
+    file: str
+    png: bytes | None
+    caption: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """The report from top to bottom."""
+
+    title: str
+    answer: str
+    remarks: tuple[str, ...]
+    status: str
+    pictures: tuple[Picture, ...]
+    leaderboard: tables.Table
+    failures: tuple[tables.Failure, ...]
+    facts: tables.Table
+    settings: str
+    command: str
+    good: bool
+    """Whether there is a best trial that beats the mean image, or no mean image to compare with."""
+
+
+def gather(results: Results) -> Content:
+    """Everything that the report shows, from the results and the best trial's images."""
+    name = results.sweep.name if results.sweep else "run"
+    directory = results.directory.path
+    return Content(
+        title=name if directory.name == name else f"{name} ({directory.name})",
+        answer=sentences.answer(results),
+        remarks=tuple(sentences.remarks(results)),
+        status=sentences.status(results),
+        pictures=_pictures(results),
+        leaderboard=tables.leaderboard(results),
+        failures=tuple(tables.failures(results)),
+        facts=tables.facts(results),
+        settings=tables.settings_yaml(results),
+        command=f"python -m raysweep.report {shlex.quote(str(directory))}",
+        good=results.best is not None and not sentences.worse_than_mean_image(results),
+    )
+
+
+def _pictures(results: Results) -> tuple[Picture, ...]:
+    pictures = []
+    if results.sweep:
+        png = drawn(lambda: map_figure(results))
+        caption = (
+            "The best value of each trial over its epochs; the darker, the better."
+            if png
+            else "No map: no setting differs among the trials."
+        )
+        pictures.append(Picture("Map", "map.png", png, caption))
+    png = drawn(lambda: curves_figure(results))
+    caption = (
+        f"{results.metric} after every epoch; dashed: what no model at all would get."
+        if png
+        else f"No curves: no trial has reported a finite {results.metric}."
+    )
+    pictures.append(Picture("Learning curves", "curves.png", png, caption))
+    samples = read_samples(results.best_directory())
+    if isinstance(samples, str):
+        pictures.append(Picture("Images", "images.png", None, samples))
+    else:
+        caption = "Validation images of the best trial: what it was given, what was expected, and its output."
+        pictures.append(Picture("Images", "images.png", drawn(lambda: strip_figure(samples)), caption))
+    return tuple(pictures)

@@ -1,0 +1,60 @@
+"""`python -m raysweep.train [experiment.yaml] [--set key=value] [--local]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysweep.console import commandline, console, run, shown_path
+from raysweep.experiment import Experiment
+from raysweep.report.build import build_report
+
+
+@commandline
+def command(
+    file: Annotated[Path | None, typer.Argument(help="The experiment as YAML; without it everything is at its default.")] = None,
+    sets: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: optim.lr=1e-3 (repeatable).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Short for --set scale.workers=N.")] = None,
+    storage: Annotated[Path, typer.Option(help="The directory that runs are kept in.")] = Path("results"),
+    name: Annotated[str, typer.Option(help="The name of the run's directory.")] = "train",
+    local: Annotated[bool, typer.Option("--local", help="No Ray: one worker in this process.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
+) -> int:
+    """Train one model on all the workers you ask for."""
+    if workers is not None:
+        sets = [*(sets or []), f"scale.workers={workers}"]
+    experiment = Experiment.from_file(file, sets)
+    from raysweep.train import run as training
+
+    epochs = experiment.train.epochs
+    out = console()
+
+    def show(row: dict[str, object]) -> None:
+        out.print(
+            f"epoch {row['epoch']}/{epochs}  train_loss {_number(row['train_loss'])}  val_loss {_number(row['val_loss'])}  "
+            f"{_number(row['psnr'], 4)} dB  {_number(row['samples_per_second'], 4)} samples/s",
+            highlight=False,
+        )
+
+    directory, outcome = training.run(
+        experiment,
+        storage=storage,
+        name=name,
+        local=local,
+        verbose=verbose,
+        say=lambda text: out.print(text, highlight=False),
+        on_row=show,
+    )
+    out.print(f"{outcome.status} {outcome.reason or ''}".rstrip(), highlight=False)
+    print(shown_path(build_report(directory.path)))
+    return 130 if outcome.status == "interrupted" else 1 if outcome.status == "diverged" else 0
+
+
+def _number(value: object, digits: int = 5) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float | int) else "not finite"
+
+
+if __name__ == "__main__":
+    run(command)

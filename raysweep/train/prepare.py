@@ -1,0 +1,99 @@
+"""Everything that can be refused before a worker starts is refused here; shared by one run and by a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from raysweep.cluster.resources import Allocation
+from raysweep.data.dataset import Dataset, open_dataset, resolved
+from raysweep.errors import ConfigError
+from raysweep.experiment import Experiment
+from raysweep.models import Shape, check_depth, count_parameters
+from raysweep.plugins import build_model, check_output, code_fingerprint
+from raysweep.store.keys import trial_key
+from raysweep.train.evaluate import facts
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A checked experiment.
+
+    Attributes:
+        experiment: with absolute data paths, fit to be sent to workers.
+        dataset: its images.
+        facts: what the journal says about them.
+        key: the trial's key.
+        parameters: trainable values of the model.
+    """
+
+    experiment: Experiment
+    dataset: Dataset
+    facts: dict[str, Any]
+    key: str
+    parameters: int
+
+
+def with_absolute_paths(experiment: Experiment) -> Experiment:
+    """A copy that means the same images in any worker's directory."""
+    return experiment.model_copy(update={"data": resolved(experiment.data)})
+
+
+def prepare(experiment: Experiment) -> Prepared:
+    """Read the images and check the experiment against them.
+
+    Raises:
+        ConfigError: the model does not fit the images.
+        DataError: the images cannot be used.
+    """
+    experiment = with_absolute_paths(experiment)
+    dataset = open_dataset(experiment.data)
+    parameters = check_model(experiment, dataset)
+    key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
+    return Prepared(experiment, dataset, facts(dataset, experiment), key, parameters)
+
+
+def check_model(experiment: Experiment, dataset: Dataset) -> int:
+    """The number of parameters of a model that fits the images.
+
+    Raises:
+        ConfigError: it does not fit them, or the user's factory does not keep to the contract.
+    """
+    x_shape, y_shape = shapes(dataset)
+    check_depth(experiment.model, x_shape, y_shape)
+    if experiment.train.tensorboard:
+        _check_tensorboard()
+    if experiment.model.factory:
+        model = build_model(experiment.model, x_shape, y_shape, experiment.train.seed)
+        check_output(experiment.model, model, x_shape, y_shape)
+        return count_parameters(model)
+    with torch.device("meta"):
+        return count_parameters(build_model(experiment.model, x_shape, y_shape, experiment.train.seed))
+
+
+def shapes(dataset: Dataset) -> tuple[Shape, Shape]:
+    """Height, width and channels of X and of Y."""
+    x, y = dataset.samples.x.shape[1:], dataset.samples.y.shape[1:]
+    return (int(x[0]), int(x[1]), int(x[2])), (int(y[0]), int(y[1]), int(y[2]))
+
+
+def check_scale(experiment: Experiment, allocation: Allocation) -> None:
+    """Refuse what would give other results on several workers.
+
+    Raises:
+        ConfigError: batch normalisation on several CPU workers, whose statistics would depend on their number.
+    """
+    if experiment.model.norm == "batch" and allocation.workers > 1 and not allocation.gpus_per_worker:
+        raise ConfigError(
+            f"model.norm batch on {allocation.workers} CPU workers would normalise over each worker's part of the batch, so the "
+            "result would depend on their number; set model.norm to group, or scale.workers to 1"
+        )
+
+
+def _check_tensorboard() -> None:
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        raise ConfigError("train.tensorboard needs the package tensorboard: pip install 'raysweep[tensorboard]'") from None

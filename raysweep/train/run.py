@@ -1,0 +1,182 @@
+"""One training run from its driver: checks, workers, journal. A run's directory is that of a sweep with one trial."""
+
+from __future__ import annotations
+
+import io
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from raysweep import __version__
+from raysweep.cluster.join import available_here, connected, running_cluster
+from raysweep.cluster.resources import Allocation, Available, allocate
+from raysweep.errors import ClusterError, RaysweepError, TrialError
+from raysweep.experiment import Experiment
+from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
+from raysweep.store.journal import JournalWriter
+from raysweep.train import checkpoint
+from raysweep.train.evaluate import example_images
+from raysweep.train.loop import train
+from raysweep.train.prepare import Prepared, check_scale, prepare
+from raysweep.train.progress import Outcome
+from raysweep.train.runtime import LocalRuntime, Row
+
+Say = Callable[[str], None]
+
+
+def manifest() -> dict[str, Any]:
+    """What a run or a sweep ran on."""
+    return {
+        "raysweep": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "command": sys.argv,
+    }
+
+
+def write_examples(directory: Path, prepared: Prepared) -> None:
+    """Put the first validation images and what the best weights make of them into the trial's directory.
+
+    Raises:
+        CheckpointError: best.pt is missing or damaged.
+    """
+    images = example_images(checkpoint.load_model(directory / "best.pt"), prepared.dataset, prepared.experiment)
+    content = io.BytesIO()
+    np.savez_compressed(content, **images)  # type: ignore[arg-type]
+    write_atomically(directory / "samples.npz", content.getvalue())
+
+
+def run(
+    experiment: Experiment,
+    *,
+    storage: Path,
+    name: str = "train",
+    local: bool = False,
+    verbose: bool = False,
+    say: Say = lambda _text: None,
+    on_row: Callable[[Row], None] = lambda _row: None,
+) -> tuple[SweepDirectory, Outcome]:
+    """Train once, on Ray's workers or (local) in this process, and leave a directory that holds all of it.
+
+    Args:
+        experiment: what to train.
+        storage: the directory that the run's own directory is made in.
+        name: of the run's directory; a number is added where it exists.
+        local: no Ray, one worker, in this process.
+        verbose: let Ray write to the terminal.
+        say: takes lines for people.
+        on_row: takes each epoch's row.
+
+    Raises:
+        RaysweepError: refused before anything was started or written; or (TrialError) training failed, which the
+            journal has too.
+    """
+    check_storage(storage)
+    prepared = prepare(experiment)
+    if local:
+        allocation = _allocate_local(prepared.experiment)
+        return _recorded(prepared, allocation, storage, name, say, on_row, _train_here)
+    # On this machine what there is can be known, and refused, before Ray is started.
+    if running_cluster() is None:
+        _allocate(prepared.experiment, available_here())
+    with connected(poll_s=experiment.scale.poll_s, verbose=verbose) as cluster:
+        allocation = _allocate(prepared.experiment, cluster.available)
+        say(cluster.describe())
+        return _recorded(prepared, allocation, storage, name, say, on_row, _train_on_ray)
+
+
+def _allocate(experiment: Experiment, available: Available) -> Allocation:
+    allocation = allocate(experiment.scale, available, share_cpus=True)
+    check_scale(experiment, allocation)
+    return allocation
+
+
+def _allocate_local(experiment: Experiment) -> Allocation:
+    if experiment.scale.workers > 1:
+        raise ClusterError(
+            f"--local trains in this process with one worker, scale.workers is {experiment.scale.workers}; leave out --local"
+        )
+    return _allocate(experiment, available_here())
+
+
+_Train = Callable[[Prepared, Path, Allocation, Callable[[Row], None]], Outcome]
+
+
+def _train_on_ray(prepared: Prepared, directory: Path, allocation: Allocation, on_row: Callable[[Row], None]) -> Outcome:
+    from raysweep.train.ray_runtime import fit
+
+    return fit(prepared.experiment, directory, allocation, on_row)
+
+
+def _train_here(prepared: Prepared, directory: Path, allocation: Allocation, on_row: Callable[[Row], None]) -> Outcome:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(allocation.cpus_per_worker)
+    try:
+        device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
+        return train(prepared.experiment, prepared.dataset, LocalRuntime(directory, device, on_row))
+    except RaysweepError:
+        raise
+    except Exception as error:
+        import traceback
+
+        raise TrialError(f"{type(error).__name__}: {error}", traceback.format_exc()) from error
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _recorded(
+    prepared: Prepared,
+    allocation: Allocation,
+    storage: Path,
+    name: str,
+    say: Say,
+    on_row: Callable[[Row], None],
+    how: _Train,
+) -> tuple[SweepDirectory, Outcome]:
+    directory = SweepDirectory.create(storage, name)
+    directory.write_manifest(manifest())
+    trial = directory.trial(prepared.key)
+    trial.mkdir(parents=True)
+    what = f"{allocation.gpus} GPUs" if allocation.gpus else f"{allocation.cpus_per_worker} CPU threads each"
+    say(f"{allocation.workers} worker(s), {what}; global batch {prepared.experiment.train.batch_size}; {directory.path.name}/")
+    journal = JournalWriter(directory.journal)
+    try:
+        journal.event("start", experiment=prepared.experiment.model_dump(mode="json", exclude_unset=True), data=prepared.facts)
+        journal.event(
+            "trial", trial=0, key=prepared.key, overrides={}, epochs=prepared.experiment.train.epochs, parameters=prepared.parameters
+        )
+        journal.event("run", trial=0)
+
+        def record(row: Row) -> None:
+            journal.row(0, row)
+            on_row(row)
+
+        outcome = _watched(prepared, trial, allocation, record, journal, how)
+        journal.event("end", trial=0, status=outcome.status, reason=outcome.reason)
+        if (trial / "best.pt").exists():
+            write_examples(trial, prepared)
+        journal.event("finish", status="interrupted" if outcome.status == "interrupted" else "completed")
+    finally:
+        journal.close()
+    return directory, outcome
+
+
+def _watched(
+    prepared: Prepared, trial: Path, allocation: Allocation, record: Callable[[Row], None], journal: JournalWriter, how: _Train
+) -> Outcome:
+    try:
+        return how(prepared, trial, allocation, record)
+    except KeyboardInterrupt:
+        return Outcome("interrupted", {"text": "Ctrl-C"})
+    except RaysweepError as error:
+        traceback_text = error.traceback_text if isinstance(error, TrialError) else ""
+        journal.event("end", trial=0, status="failed", reason={"text": str(error), "traceback": traceback_text})
+        journal.event("finish", status="failed")
+        raise

@@ -1,0 +1,45 @@
+"""`python -m raysweep.tune [sweep.yaml] [--set key=value] [--storage DIR]`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from raysweep.config import Sweep
+from raysweep.console import commandline, console, run, shown_path
+from raysweep.report.build import build_report
+
+
+@commandline
+def command(
+    file: Annotated[Path | None, typer.Argument(help="The sweep as YAML; without it learning rate x depth on photographs.")] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3, search.max_concurrent=1 (repeatable).")
+    ] = None,
+    storage: Annotated[Path | None, typer.Option(help="The directory that sweeps are kept in.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
+) -> int:
+    """Run a sweep and write its report."""
+    sweep = Sweep.from_file(file, sets)
+    from raysweep.tune.engine import run_sweep
+    from raysweep.tune.progress import Progress
+
+    out = console()
+    finished = run_sweep(
+        sweep, storage=storage, verbose=verbose, say=lambda text: out.print(text, highlight=False), watcher=Progress(out)
+    )
+    if finished.status == "interrupted":
+        where = shown_path(finished.directory.path)
+        out.print(
+            f"interrupted; what was trained is kept in {where}, checkpoints and journal included. "
+            "The same command starts the sweep anew beside it.",
+            highlight=False,
+        )
+    print(shown_path(build_report(finished.directory.path)))
+    return finished.exit_code
+
+
+if __name__ == "__main__":
+    run(command)

@@ -1,0 +1,181 @@
+"""Which trials a sweep has, worked out and checked before anything starts; no Ray in here."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from raysweep.config import Sweep
+from raysweep.data.dataset import Dataset, open_dataset
+from raysweep.errors import ConfigError
+from raysweep.experiment import Experiment
+from raysweep.plugins import code_fingerprint
+from raysweep.store.keys import trial_key
+from raysweep.train.prepare import Prepared, check_model, prepare, with_absolute_paths
+
+DEFAULT_SAMPLES = 16
+_MAX_DRAWS_PER_TRIAL = 100
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    """One trial: its number, what it changes, and what that makes of it."""
+
+    number: int
+    key: str
+    overrides: dict[str, Any]
+    parameters: int
+
+
+@dataclass
+class Plan:
+    """A checked sweep.
+
+    Attributes:
+        sweep: its experiment has absolute data paths.
+        prepared: one corner of the space, for the facts about the images.
+        trials: all of them (grid, random), or those asked for so far (tpe).
+        num_planned: how many there will be.
+        notes: what a user should know about the plan.
+    """
+
+    sweep: Sweep
+    prepared: Prepared
+    trials: list[PlannedTrial]
+    num_planned: int
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._datasets: dict[str, Dataset] = {_data_id(self.prepared.experiment): self.prepared.dataset}
+        self._keys = {trial.key for trial in self.trials}
+
+    def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
+        """The experiment of a trial."""
+        return self.sweep.experiment.with_overrides(overrides)
+
+    def dataset(self, experiment: Experiment) -> Dataset:
+        """The images of a trial; read once for all trials that share them."""
+        name = _data_id(experiment)
+        if name not in self._datasets:
+            self._datasets[name] = open_dataset(experiment.data)
+        return self._datasets[name]
+
+    def add(self, overrides: Mapping[str, Any]) -> PlannedTrial | None:
+        """Plan one more trial; None where the same one is planned already.
+
+        Raises:
+            ConfigError, DataError: the trial cannot work.
+        """
+        experiment = self.experiment(overrides)
+        dataset = self.dataset(experiment)
+        parameters = check_model(experiment, dataset)
+        key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
+        if key in self._keys:
+            return None
+        # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.
+        shown = {name: _plain(experiment.get(name)) for name in overrides}
+        trial = PlannedTrial(len(self.trials), key, shown, parameters)
+        self.trials.append(trial)
+        self._keys.add(key)
+        return trial
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _data_id(experiment: Experiment) -> str:
+    return experiment.data.model_dump_json()
+
+
+def grid(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Every combination, the first setting slowest."""
+    values = {key: domain.values() or [] for key, domain in sweep.space.items()}
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))
+
+
+def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Endless random draws, the same ones for the same search.seed."""
+    rng = np.random.default_rng(sweep.search.seed)
+    while True:
+        yield {key: domain.sample(rng) for key, domain in sweep.space.items()}
+
+
+def num_combinations(sweep: Sweep) -> float:
+    """How many different trials the space has; inf where a domain is continuous."""
+    listed = [domain.values() for domain in sweep.space.values()]
+    return math.prod(len(values) if values is not None else math.inf for values in listed)
+
+
+def make_plan(sweep: Sweep) -> Plan:
+    """Read the images, check every trial that is known beforehand, and give it its key.
+
+    Raises:
+        ConfigError: some trial cannot work: every such value with its reason, in one error.
+        DataError: the images cannot be used.
+    """
+    prepared = prepare_base(sweep)
+    resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
+    wanted = sweep.search.num_samples or DEFAULT_SAMPLES
+    plan = Plan(resolved, prepared, [], wanted)
+    _check_corners(plan)
+    if sweep.search.algorithm == "grid":
+        for overrides in grid(sweep):
+            plan.add(overrides)
+        plan.num_planned = len(plan.trials)
+        return plan
+    distinct = num_combinations(sweep)
+    if distinct < wanted:
+        plan.num_planned = int(distinct)
+        plan.notes.append(f"the space has only {int(distinct)} different trials, so {int(distinct)} run instead of {wanted}")
+    if sweep.search.algorithm == "random":
+        source = draws(sweep)
+        for _ in range(_MAX_DRAWS_PER_TRIAL * plan.num_planned):
+            if len(plan.trials) == plan.num_planned:
+                break
+            plan.add(next(source))
+        plan.num_planned = len(plan.trials)
+    return plan
+
+
+def prepare_base(sweep: Sweep) -> Prepared:
+    """The experiment as the first corner of the space makes it: what is swept need not be feasible at its default.
+
+    Raises:
+        ConfigError, DataError: the images cannot be used, or no value of the space fits them.
+    """
+    errors: list[ConfigError] = []
+    for corner in itertools.islice(grid_of_corners(sweep), 64):
+        try:
+            return prepare(sweep.experiment.with_overrides(corner))
+        except ConfigError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def grid_of_corners(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Every combination of the domains' outermost values."""
+    values = [domain.corners() for domain in sweep.space.values()]
+    for combination in itertools.product(*values):
+        yield dict(zip(sweep.space, combination, strict=True))
+
+
+def _check_corners(plan: Plan) -> None:
+    """Refuse values that no trial could train with, one line each."""
+    base = next(iter(grid_of_corners(plan.sweep)))
+    mistakes = []
+    for key, domain in plan.sweep.space.items():
+        for value in domain.corners():
+            experiment = plan.experiment({**base, key: value})
+            try:
+                check_model(experiment, plan.dataset(experiment))
+            except ConfigError as error:
+                mistakes.append(f"space.{key}: {value!r}: {error}")
+    if mistakes:
+        raise ConfigError("\n  ".join(dict.fromkeys(mistakes)))

@@ -1,0 +1,101 @@
+"""What a sweep looks like while it runs: a live table on a terminal, a line per ended trial elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from raysweep.tune.engine import Watcher
+from raysweep.tune.recorder import SweepRecorder, TrialState
+
+_STYLES = {"running": "cyan", "completed": "green", "stopped": "yellow", "diverged": "red", "failed": "bold red"}
+_ROOM = 6  # lines for the table's frame and the summary
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03`, `2:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: Any) -> str:
+    """A metric or a setting in a table."""
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+class Progress(Watcher):
+    """Shows a sweep on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live: Live | None = None
+        self._began = time.monotonic()
+
+    def begin(self, recorder: SweepRecorder) -> None:
+        self._recorder = recorder
+        self._names = recorder.plan.sweep.short_names()
+        self._epochs = recorder.plan.sweep.experiment.train.epochs
+        self._began = time.monotonic()
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def changed(self, state: TrialState) -> None:
+        if state.has_ended:
+            self._console.print(self.line(state), highlight=False)
+
+    def end(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def settings(self, state: TrialState) -> str:
+        """`lr 0.001, depth 2`."""
+        return ", ".join(f"{short} {number(state.trial.overrides[key])}" for key, short in self._names.items())
+
+    def line(self, state: TrialState) -> Text:
+        """One line for a trial that has ended."""
+        metric = self._recorder.plan.sweep.objective.metric
+        ended = sum(s.has_ended for s in self._recorder.states.values())
+        best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}"
+        text = f"[{ended}/{self._recorder.plan.num_planned}] trial {state.trial.number} ({self.settings(state)}): "
+        tail = f" after {state.epoch} epochs, {best}{self._left()}"
+        return Text.assemble(text, (state.status, _STYLES.get(state.status, "")), tail)
+
+    def _left(self) -> str:
+        left = self._recorder.seconds_left()
+        return f"; about {duration(left)} left" if left else ""
+
+    def render(self) -> Table:
+        """The live table: running trials first, then as many of the others as fit the terminal."""
+        metric = self._recorder.plan.sweep.objective.metric
+        table = Table(caption=self._summary(), caption_justify="left")
+        for name in ("trial", *self._names.values(), "state", "epoch", metric, "best"):
+            table.add_column(name, justify="left" if name == "state" else "right")
+        states = sorted(self._recorder.states.values(), key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number))
+        shown = states[: max(1, self._console.height - _ROOM)]
+        leader = self._recorder.best()
+        for state in sorted(shown, key=lambda s: s.trial.number):
+            table.add_row(
+                str(state.trial.number),
+                *(number(state.trial.overrides[key]) for key in self._names),
+                Text(state.status, _STYLES.get(state.status, "dim")),
+                f"{state.epoch}/{self._epochs}",
+                number(state.value),
+                number(state.best),
+                style="bold" if state is leader else "",
+            )
+        return table
+
+    def _summary(self) -> str:
+        leader = self._recorder.best()
+        best = f"best: trial {leader.trial.number}, {number(leader.best)}" if leader else "no result yet"
+        ended = sum(s.has_ended for s in self._recorder.states.values())
+        passed = duration(time.monotonic() - self._began)
+        return f"{ended}/{self._recorder.plan.num_planned} ended; {best}; {passed} passed{self._left()}"

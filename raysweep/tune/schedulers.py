@@ -1,0 +1,122 @@
+"""Schedulers: Ray Tune's own decide, on the epoch; around them every row, decision and reason is recorded.
+
+A trial without a finite objective counts as the worst: Ray's schedulers take NaN for "go on".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from typing import Any, Protocol
+
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
+
+from raysweep.config import Sweep
+from raysweep.tune.search import NotSaved, worst
+
+
+class Recorder(Protocol):
+    """Who is told what happens; trials go by Ray Tune's ids."""
+
+    def row(self, trial_id: str, row: dict[str, Any]) -> None:
+        """A trial has finished an epoch."""
+        ...
+
+    def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
+        """A scheduler has stopped a trial."""
+        ...
+
+    def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
+        """A trial has ended by itself."""
+        ...
+
+
+def build(sweep: Sweep) -> TrialScheduler:
+    """Ray Tune's scheduler for a sweep, which counts in epochs."""
+    scheduler, objective = sweep.scheduler, sweep.objective
+    common = {"time_attr": "epoch", "metric": objective.metric, "mode": objective.mode, "grace_period": scheduler.grace_period}
+    if scheduler.name == "asha":
+        epochs = max(sweep.experiment.train.epochs, scheduler.grace_period)
+        return AsyncHyperBandScheduler(**common, max_t=epochs, reduction_factor=scheduler.reduction_factor)
+    if scheduler.name == "median":
+        # Its own default pauses trials until it has samples enough, and a paused trial starts again.
+        return MedianStoppingRule(**common, min_samples_required=scheduler.min_samples, min_time_slice=math.inf)
+    return FIFOScheduler()
+
+
+def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float) -> dict[str, Any]:
+    """The rung and the cutoff that a scheduler is about to compare a trial's result with; asked before it decides."""
+    if isinstance(scheduler, AsyncHyperBandScheduler):
+        bracket = scheduler._trial_info[trial.trial_id]
+        for milestone, recorded in bracket._rungs:
+            if epoch >= milestone and trial.trial_id not in recorded:
+                cutoff = bracket.cutoff(recorded)
+                return {"rung": int(milestone), "cutoff": None if cutoff is None else float(cutoff * scheduler._metric_op)}
+        return {}
+    if isinstance(scheduler, MedianStoppingRule):
+        others = [other for other in scheduler._trials_beyond_time(epoch) if other is not trial]
+        means = [mean for mean in (scheduler._running_mean(other, epoch) for other in others) if math.isfinite(mean)]
+        # The rule compares the trial's best result, not its latest, with the median of the others' means.
+        best = scheduler._compare_op([value, *(r[scheduler._metric] for r in scheduler._results.get(trial, []))])
+        return {"value": float(best), "cutoff": statistics.median(means) if means else None}
+    return {}
+
+
+class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
+    """Any scheduler of Ray Tune's, with a recorder beside it.
+
+    Trials report {"row": JSON, "epoch": n, metric: value} for each epoch and {"end": JSON} when they end by themselves.
+    """
+
+    def __init__(self, sweep: Sweep, recorder: Recorder) -> None:
+        super().__init__()
+        self._inner = build(sweep)
+        self._recorder = recorder
+        self._name = sweep.scheduler.name
+        self._metric_name, self._mode = sweep.objective.metric, sweep.objective.mode
+        self._epochs = sweep.experiment.train.epochs
+        self._last: dict[str, dict[str, Any]] = {}
+
+    def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
+        return metric is None and mode is None
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._inner.on_trial_add(tune_controller, trial)
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        self._inner.on_trial_error(tune_controller, trial)
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        trial_id = trial.trial_id
+        if "end" in result:
+            end = json.loads(result["end"])
+            self._recorder.ended(trial_id, end["status"], end["reason"])
+            return str(TrialScheduler.CONTINUE)
+        row = json.loads(result["row"])
+        self._recorder.row(trial_id, row)
+        value = row.get(self._metric_name)
+        shown = {**result, self._metric_name: worst(self._mode) if value is None else value}
+        self._last[trial_id] = shown
+        context = why_stopped(self._inner, trial, row["epoch"], shown[self._metric_name])
+        action = self._inner.on_trial_result(tune_controller, trial, shown)
+        # The trial's last epoch is its end anyway, and its own end says more; so does a divergence.
+        if action == TrialScheduler.STOP and (row["epoch"] >= self._epochs or value is None):
+            return str(TrialScheduler.CONTINUE)
+        if action == TrialScheduler.STOP:
+            reason = {"rule": self._name, "epoch": row["epoch"], "metric": self._metric_name, "value": value, **context}
+            self._recorder.decision(trial_id, {"action": "stop", **reason})
+            self._recorder.ended(trial_id, "stopped", reason)
+        return str(action)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        self._inner.on_trial_complete(tune_controller, trial, self._last.pop(trial.trial_id, {}))
+
+    def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
+        self._inner.on_trial_remove(tune_controller, trial)
+
+    def choose_trial_to_run(self, tune_controller: Any) -> Any:
+        return self._inner.choose_trial_to_run(tune_controller)
+
+    def debug_string(self) -> str:
+        return str(self._inner.debug_string())

@@ -1,0 +1,134 @@
+"""The report's sentences and tables say what happened, in numbers that people read."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from report_sweeps import DATA, NAN, SPACE, Make, diverged, failed, grid_trials, trial
+
+from raysweep.report import answer, tables
+from raysweep.store.results import load
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1e-5, "1e-5"), (0.001, "0.001"), (3, "3"), (np.int64(3), "3"), (3.0, "3"), (True, "true"), (pd.NA, "–"), (NAN, "–"),
+        ([0.9, 0.999], "[0.9, 0.999]"), ("relu", "relu"), (None, "–"), (1e30, "1e30"), (-0.5, "-0.5"), (math.inf, "inf"),
+    ],
+)  # fmt: skip
+def test_numbers_are_short(value: object, text: str) -> None:
+    assert tables.number(value) == text
+
+
+def test_measured_values_keep_their_zeros() -> None:
+    shown = [tables.measured(v) for v in (0.0100, 0.00413, 24.0, 1234.5, 1.4e-7, 1e30, 0.0, NAN)]
+    assert shown == ["0.0100", "0.00413", "24.0", "1234", "1.4e-7", "1e30", "0", "–"]
+    assert [tables.duration(s) for s in (0.84, 42.2, 200, 7500)] == ["0.8 s", "42 s", "3 min 20 s", "2 h 5 min"]
+
+
+def test_answer_names_settings_value_and_baselines(make: Make) -> None:
+    results = load(make(grid_trials()))
+    assert answer.answer(results) == (
+        "Best: lr 0.01, depth 1: val_loss 0.00400, 27x below the mean image, 2.5x below the noisy input."
+    )
+    assert answer.counts(results) == "16 planned: 15 completed, 1 diverged"
+    assert "not finished" not in answer.status(results)
+
+
+def test_best_not_better_than_the_mean_image_is_said_plainly(make: Make) -> None:
+    results = load(make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.12)]))
+    assert "NOT better than the mean image (0.108)" in answer.answer(results)
+    assert any("no trial has learned anything" in remark for remark in answer.remarks(results))
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({}, "Best: lr 0.001, depth 2: val_loss 0.0120."),
+        ({**DATA, "baseline_input": None}, "9.0x below the mean image."),
+        ({**DATA, "noise": 0.0}, "NOT better than the input as it is (0.0100)"),
+        ({**DATA, "baseline_input": 0.0}, "NOT better than the noisy input (0)"),
+    ],
+)
+def test_missing_baselines_are_left_out(make: Make, data: dict[str, object], text: str) -> None:
+    results = load(make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.012)], data=data))
+    assert text in answer.answer(results)
+    assert not re.search("None|nan", str(tables.facts(results).rows))
+
+
+def test_nan_and_diverged_are_never_best(make: Make) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    results = load(make([trial(at, NAN), diverged(at, 1e-9, NAN), trial(at, 0.5, NAN), trial(at, 0.02)]))
+    assert "0.0200" in answer.answer(results)
+    board = tables.leaderboard(results)
+    assert [row[1] for row in board.rows] == ["3", "2", "1", "0"] or [row[1] for row in board.rows] == ["3", "2", "0", "1"]
+    assert [row[0] for row in board.rows] == ["1", "2", "", ""]
+
+
+def test_without_a_best_the_reason_and_the_distinct_errors_stand_there(make: Make) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    errors = ("RuntimeError: A", "ValueError: B", "RuntimeError: A")
+    results = load(make([failed(at, error) for error in errors], name="failed"))
+    text = answer.answer(results)
+    assert text.startswith("No best: all 3 trials failed.")
+    assert "RuntimeError: A (trials 0, 2)" in text
+    assert "ValueError: B (trial 1)" in text
+    assert "all 2 trials diverged" in answer.answer(load(make([diverged(at, NAN)] * 2, name="diverged")))
+    assert "no trial has a finite val_loss (1 planned: 1 completed)" in answer.answer(load(make([trial(at, NAN)], name="nan")))
+    assert "no trial has reported" in answer.answer(load(make([trial(at, status=None)], name="new", finish=None)))
+    assert "holds no trial" in answer.answer(load(make([], name="empty", finish=None)))
+
+
+def test_an_unfinished_sweep_says_so(make: Make) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    results = load(make([trial(at, 0.02), trial(at, 0.03, status=None)], finish=None))
+    assert answer.status(results).startswith("2 planned: 1 completed, 1 unfinished. The sweep has not finished.")
+    assert "budget was used up" in answer.status(load(make([trial(at, 0.02)], name="b", finish="budget")))
+
+
+def test_edge_of_the_range_says_which_way_to_widen(make: Make) -> None:
+    low = load(make([trial({"optim.lr": lr, "model.depth": 2}, loss) for lr, loss in ((1e-4, 0.01), (1e-3, 0.02))], name="low"))
+    (hint,) = [r for r in answer.remarks(low) if "lr" in r]
+    assert "lowest value tried" in hint
+    assert "Widen optim.lr to lower values, for example 1e-5." in hint
+    # Depth 1 is the lowest that there is, so nothing is said; depth 4 can be widened.
+    deep = load(make([trial({"optim.lr": 1e-3, "model.depth": d}, loss) for d, loss in ((1, 0.03), (4, 0.01))], name="deep"))
+    assert any("depth 4 is the highest value tried" in r and "higher values, for example" in r for r in answer.remarks(deep))
+    assert not any("depth" in r for r in answer.remarks(load(make(grid_trials(), name="grid"))))
+
+
+@pytest.mark.parametrize(("lr", "word"), [(1.1e-5, "lower"), (0.09, "higher"), (1e-3, None)])
+def test_edge_of_a_continuous_range_is_measured_in_ratios(make: Make, lr: float, word: str | None) -> None:
+    trials = [trial({"optim.lr": lr}, 0.01), trial({"optim.lr": 5e-4}, 0.02)]
+    hints = answer.remarks(load(make(trials, {"optim.lr": {"loguniform": [1e-5, 0.1]}})))
+    assert [f"to {word} values" in h for h in hints] == ([True] if word else [])
+
+
+def test_one_traceback_for_each_distinct_error(make: Make) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    trials = [failed(at, f"RuntimeError: bad tensor at 0x7f{n:04x}") for n in range(5)] + [failed(at, "KeyError: 'w'")]
+    trials.append(failed(at, "\n".join(f"line {n}" for n in range(500))))
+    found = tables.failures(load(make(trials)))
+    assert [f.trials for f in found] == [(0, 1, 2, 3, 4), (5,), (6,)]
+    assert all(f.traceback.startswith("Traceback") for f in found)
+    assert len(found[2].traceback.splitlines()) == tables.MAX_TRACEBACK_LINES + 1
+
+
+def test_leaderboard_is_cut_and_says_where_the_rest_is(make: Make) -> None:
+    trials = [trial({"optim.lr": 1e-3, "model.depth": n % 4 + 1}, 0.01 + n / 1000) for n in range(60)]
+    board = tables.leaderboard(load(make(trials)))
+    assert len(board.rows) == 50
+    assert board.note == "... 10 more in trials.csv"
+    assert {row[board.header.index("depth")] for row in board.rows} == {"1", "2", "3", "4"}
+
+
+def test_psnr_is_compared_by_the_loss_of_the_same_epoch(make: Make) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    text = answer.answer(load(make([trial(at, 0.03, 0.02)], SPACE, metric="psnr")))
+    against = "5.4x below the mean image, NOT better than the noisy input (0.0100)"
+    assert text == f"Best: lr 0.001, depth 2: psnr 22.0 (val_loss 0.0200), {against}."
