@@ -26,7 +26,9 @@ app.command("report")(report)
 
 @app.command("schema")
 def schema(
-    experiment: Annotated[bool, typer.Option("--experiment", help="The schema of an experiment file, not of a sweep file.")] = False,
+    experiment: Annotated[
+        bool, typer.Option("--experiment", help="The schema of an experiment file, not of a sweep file.")
+    ] = False,
 ) -> None:
     """Print the JSON schema of sweep files, for editors."""
     typer.echo(json.dumps((Experiment if experiment else Sweep).model_json_schema(), indent=2))

@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from raysweep.errors import ConfigError
 from raysweep.experiment import (
+    OPERATIONAL,
     DataConfig,
     Experiment,
     ModelConfig,
@@ -32,6 +33,13 @@ __all__ = [
     "Budget", "DataConfig", "Experiment", "ModelConfig", "Objective", "OptimConfig", "ScaleConfig",
     "SchedulerConfig", "SearchConfig", "Sweep", "TrainConfig", "default_sweep_path",
 ]  # fmt: skip
+
+
+RESULT_COLUMNS = (
+    "trial", "key", "status", "epochs", "best_epoch", "val_loss", "train_loss", "psnr", "seconds", "samples_per_second",
+    "data_wait", "peak_memory_bytes", "parameters", "world_size", "attempts", "reason", "error", "checkpoint",
+)  # fmt: skip
+"""The columns of a results table beside the swept settings; a setting of such a name keeps its whole dotted key."""
 
 
 class SearchConfig(Section):
@@ -108,7 +116,9 @@ class Sweep(Section):
             mistakes += self._mistakes_in(key, domain)
         if self.search.algorithm == "grid":
             endless = [key for key, domain in self.space.items() if domain.values() is None]
-            mistakes += [f"space.{key}: grid needs listed values; use {{grid: [...]}}, or search.algorithm random" for key in endless]
+            mistakes += [
+                f"space.{key}: grid needs listed values; use {{grid: [...]}}, or search.algorithm random" for key in endless
+            ]
             if self.search.num_samples is not None:
                 mistakes.append("search.num_samples goes with random and tpe; grid runs every combination once")
         if mistakes:
@@ -120,8 +130,11 @@ class Sweep(Section):
         names = valid_names(Experiment, parents)
         if parents[:2] != ["model", "params"] and last not in names:
             return [unknown_key(f"space.{key}", names or list(Experiment.model_fields))]
-        if key in ("train.epochs", "train.checkpoint_every_epochs") or parents[:1] == ["scale"]:
-            return [f"space.{key}: it does not change what is learned, so trials would differ in the clock only"]
+        operational = parents[:1] == ["scale"] or (parents == ["train"] and last in OPERATIONAL["train"])
+        if operational or [*parents, last] in (["data", "path"], ["data", "target_path"]):
+            return [
+                f"space.{key}: it does not change what is learned from the same images; trials would differ in the clock only"
+            ]
         mistakes = []
         for value in domain.corners():
             try:
@@ -155,18 +168,23 @@ class Sweep(Section):
             for key, value in parse_set(sets or []).items()
         }
         space = {k.removeprefix("space."): v for k, v in overrides.items() if k.startswith("space.")}
-        tree = merge(read_mapping(source), {k: v for k, v in overrides.items() if not k.startswith("space.")})
+        tree: dict[str, Any] = merge(read_mapping(source), {k: v for k, v in overrides.items() if not k.startswith("space.")})
+        if not isinstance(tree.get("space") or {}, Mapping):
+            raise ConfigError(f"{source}: space must map settings to domains, got {tree['space']!r}")
         if space:
             tree["space"] = {**(tree.get("space") or {}), **space}
         fixed = [k for k in overrides if k.removeprefix("experiment.") in (tree.get("space") or {})]
         if fixed:
-            raise ConfigError(f"--set {fixed[0]}: the sweep's space varies it; set space.{fixed[0].removeprefix('experiment.')} instead")
+            raise ConfigError(
+                f"--set {fixed[0]}: the sweep's space varies it; set space.{fixed[0].removeprefix('experiment.')} instead"
+            )
         return validated(cls, tree, str(source.name if path is None else path))
 
     def short_names(self) -> dict[str, str]:
-        """For each key of the space its name as a column: `lr` for `optim.lr`; the whole key where two would clash."""
+        """For each key of the space its name as a column: `lr` for `optim.lr`; the whole key where names would clash."""
         last = [key.rpartition(".")[2] for key in self.space]
-        return {key: name if last.count(name) == 1 else key for key, name in zip(self.space, last, strict=True)}
+        clear = {name for name in last if last.count(name) == 1 and name not in RESULT_COLUMNS}
+        return {key: name if name in clear else key for key, name in zip(self.space, last, strict=True)}
 
 
 def default_sweep_path() -> Path:

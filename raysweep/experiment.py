@@ -197,7 +197,7 @@ class ScaleConfig(Section):
     """Workers and what each holds. It changes the clock and nothing else, so it is no part of a trial's key."""
 
     workers: PositiveInt = 1
-    use_gpu: Literal["auto"] | bool = "auto"
+    use_gpu: Literal["auto", True, False] = "auto"
     """auto: one GPU per worker where there are enough GPUs, else CPU."""
     cpus_per_worker: PositiveInt | None = None
     """CPUs reserved for a worker, and its torch threads. null: train shares all among the workers, a sweep gives 1."""
@@ -259,10 +259,12 @@ class Experiment(Section):
 
         Settings at their defaults are left out, so that a setting added by a later release changes no key.
         """
-        tree = self.model_dump(mode="json", exclude_defaults=True, exclude={"scale"})
-        for section, keys in _NOT_IDENTITY.items():
-            for key in keys:
-                tree.get(section, {}).pop(key, None)
+        # Section by section: a section that equals the experiment's default one may still hold a default that follows
+        # from another setting, such as the noise of photos.
+        tree = {
+            name: getattr(self, name).model_dump(mode="json", exclude_defaults=True, exclude=OPERATIONAL.get(name))
+            for name in ("model", "data", "optim", "train")
+        }
         if self.optim.schedule == "cosine":
             tree["optim"]["schedule_epochs"] = self.optim.schedule_epochs or self.train.epochs
         if self.model.factory:
@@ -270,14 +272,15 @@ class Experiment(Section):
         return {section: settings for section, settings in tree.items() if settings}
 
 
-_NOT_IDENTITY = {
-    "data": ["path", "target_path"],
-    "model": ["preset"],
-    "train": [
+OPERATIONAL = {
+    "data": {"path", "target_path"},
+    "model": {"preset"},
+    "train": {
         "epochs", "channels_last", "compile", "micro_batch",
         "checkpoint_every_epochs", "checkpoint_every_s", "tensorboard",
-    ],
+    },
 }  # fmt: skip
+"""Settings that change where, how fast, how long or under which name a model is trained, but not what it learns."""
 
 
 T = TypeVar("T", bound=Section)

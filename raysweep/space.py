@@ -109,7 +109,7 @@ class Domain:
         return [self.args[0], self.args[1]]
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """One random value; floats keep 6 significant digits, so that tables and trial keys show them whole."""
+        """One random value; floats keep 6 digits of the range, so that tables and trial keys show them whole."""
         listed = self.values()
         if listed is not None:
             return listed[int(rng.integers(len(listed)))]
@@ -127,8 +127,13 @@ class Domain:
         """`value` as raysweep would have sampled it (a searcher may return more digits)."""
         if self.kind not in ("uniform", "loguniform", "quniform"):
             return value
-        digits = 12 if self.kind == "quniform" else _SAMPLE_DIGITS
+        digits = 12 if self.kind == "quniform" else self._sample_digits()
         return min(max(significant(float(value), digits), self.args[0]), self.args[1])
+
+    def _sample_digits(self) -> int:
+        """6 digits of the range: a narrow one far from 0 needs more of the value."""
+        low, high = self.args[0], self.args[1]
+        return _SAMPLE_DIGITS + max(0, math.ceil(math.log10(max(abs(low), abs(high)) / (high - low))))
 
     def as_dict(self) -> dict[str, list[Any]]:
         """The form in which a sweep file writes it."""

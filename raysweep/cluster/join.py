@@ -60,8 +60,9 @@ def running_cluster() -> str | None:
         return started
     if owned:
         raise ClusterError(
-            f"another program runs its own Ray on this machine ({', '.join(sorted(owned))}), and two Rays on one machine end each "
-            "other's trials; wait until it has ended, or share one: `ray start --head`, then run both"
+            f"another program runs its own Ray on this machine ({', '.join(sorted(owned))}), "
+            "and two Rays on one machine end each other's trials; wait until it has ended, "
+            "or share one: `ray start --head`, then run both"
         )
     return None
 

@@ -54,8 +54,8 @@ def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> A
         raise ClusterError(f"scale.use_gpu: a GPU was asked for, {where} has none; set scale.use_gpu to auto or false")
     if scale.use_gpu is True and workers > available.gpus:
         raise ClusterError(
-            f"scale.workers: {_count(workers, 'worker')} with a GPU each were asked for, {where} has {_count(available.gpus, 'GPU')}; "
-            f"set scale.workers to at most {available.gpus}"
+            f"scale.workers: {_count(workers, 'worker')} with a GPU each were asked for, "
+            f"{where} has {_count(available.gpus, 'GPU')}; set scale.workers to at most {available.gpus}"
         )
     use_gpu = scale.use_gpu is True or (scale.use_gpu == "auto" and available.gpus >= workers)
     if workers > available.cpus:

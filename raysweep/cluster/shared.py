@@ -26,15 +26,15 @@ def check_shared(directory: SweepDirectory, cluster: Cluster) -> None:
     marker = directory.path / _MARKER
     marker.touch()
 
-    @ray.remote(num_cpus=0)
+    @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]
     def sees(path: str) -> bool:
         return Path(path).exists()
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
     asked = {
-        node["NodeManagerAddress"]: sees.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
-            str(marker)
-        )
+        node["NodeManagerAddress"]: sees.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        ).remote(str(marker))
         for node in nodes
     }
     blind = sorted(address for address, answer in asked.items() if not ray.get(answer, timeout=_TIMEOUT_S))
@@ -42,6 +42,6 @@ def check_shared(directory: SweepDirectory, cluster: Cluster) -> None:
     if blind:
         directory.path.rmdir()
         raise ClusterError(
-            f"storage {directory.path.parent} is not seen by {len(blind)} of {len(nodes)} machines ({', '.join(blind[:5])}), their "
-            "checkpoints would be lost; set `storage` (--storage) to a directory that all share (NFS, EFS, FSx)"
+            f"storage {directory.path.parent} is not seen by {len(blind)} of {len(nodes)} machines ({', '.join(blind[:5])}), "
+            "their checkpoints would be lost; set `storage` (--storage) to a directory that all share (NFS, EFS, FSx)"
         )

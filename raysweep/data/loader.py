@@ -8,7 +8,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from raysweep.data.noise import Noise
-from raysweep.data.order import Indices
-from raysweep.data.samples import Samples, pixel_range
+from raysweep.data.samples import Indices, Samples, pixel_range
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Loader:
         full = pixel_range(dtype)
         return images if full == 1 else images.mul_(1 / full)
 
-    def batches(self, requests: Iterable[Request]) -> Iterator[Batch]:
+    def batches(self, requests: Iterable[Request]) -> Generator[Batch, None, None]:
         """One batch per request, in order; closing the iterator ends the thread."""
         gathered = self._gathered_ahead(requests) if self._ahead else map(self._gather, requests)
         try:
@@ -114,7 +113,7 @@ class Loader:
                     if not put(self._gather(request)):
                         return
                 put(None)
-            except BaseException as error:  # noqa: BLE001 - raised again in the loop's thread
+            except BaseException as error:
                 put(error)
 
         thread = threading.Thread(target=work, name="raysweep-loader", daemon=True)

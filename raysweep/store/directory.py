@@ -31,8 +31,8 @@ def write_atomically(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files for the owner only; results are meant to be shared like any other file.
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -51,9 +51,15 @@ def check_storage(storage: Path) -> None:
         StoreError: with the first existing parent and what is wrong with it.
     """
     place = storage
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    if not place.is_dir():
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        is_directory = place.is_dir()
+    except PermissionError:
+        raise StoreError(
+            f"storage {storage} cannot be made: no permission to look into {place.parent}; set `storage` (--storage) elsewhere"
+        ) from None
+    if not is_directory:
         raise StoreError(f"storage {storage} cannot be made: {place} is a file; set `storage` (--storage) to a directory")
     if not os.access(place, os.W_OK | os.X_OK):
         raise StoreError(f"storage {storage} cannot be written: no permission in {place}; set `storage` (--storage) elsewhere")
@@ -83,7 +89,8 @@ class SweepDirectory:
                 except FileExistsError:
                     number += 1
         except OSError as error:
-            raise StoreError(f"cannot make a directory in {storage}: {error.strerror or error}; set `storage` (--storage) elsewhere") from None
+            why = error.strerror or error
+            raise StoreError(f"cannot make a directory in {storage}: {why}; set `storage` (--storage) elsewhere") from None
 
     @property
     def journal(self) -> Path:

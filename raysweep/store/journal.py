@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from raysweep.errors import StoreError
@@ -25,13 +25,19 @@ _ROUNDED_DIGITS = {
 
 
 def plain(value: Any) -> Any:
-    """`value` with numpy and torch scalars made plain Python numbers and non-finite floats made None."""
+    """`value` as JSON has it: numpy and torch values made plain numbers or lists, non-finite floats None, paths text."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(v) for v in value]
-    if hasattr(value, "item") and not isinstance(value, str):
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+        if isinstance(value, list):
+            return plain(value)
+    elif hasattr(value, "item"):
         value = value.item()
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -67,7 +73,7 @@ class JournalWriter:
         whole = content.rfind(b"\n") + 1
         if whole != len(content):
             self._file.truncate(whole)
-        for event in _events(content[:whole], self.path):
+        for _, event in _events(content[:whole], self.path):
             if event.get("event") == "columns":
                 self._columns = event["columns"]
 
@@ -115,20 +121,25 @@ class JournalWriter:
         self._file.close()
 
 
-def _events(content: bytes, path: Path) -> Iterator[dict[str, Any]]:
+def _damaged(path: Path, line: int, why: object) -> StoreError:
+    return StoreError(
+        f"{path} is damaged at line {line} ({why}); move the file aside, or cut it there to keep what stands before"
+    )
+
+
+def _events(content: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and what stands there."""
     # What follows the last line's end was torn by a killed writer: that event never happened.
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         if not line:
             continue
         try:
             event = json.loads(line)
-            if not isinstance(event, dict):
-                raise ValueError("not a JSON object")
         except ValueError as error:
-            raise StoreError(
-                f"{path} is damaged at line {number} ({error}); move the file aside, or cut it there to keep what stands before"
-            ) from None
-        yield event
+            raise _damaged(path, number, error) from None
+        if not isinstance(event, dict) or not ("event" in event or "row" in event):
+            raise _damaged(path, number, "neither an event nor a row")
+        yield number, event
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -144,13 +155,16 @@ def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise StoreError(f"cannot read {path}: {error.strerror or error}; give a sweep's directory, the one with journal.jsonl") from None
+        why = error.strerror or error
+        raise StoreError(f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl") from None
     columns: list[str] = []
-    for number, event in enumerate(_events(content, path)):
+    for number, (line, event) in enumerate(_events(content, path)):
         if event.get("event") == "columns":
             columns = event["columns"]
         elif "row" in event:
             trial, *values = event["row"]
+            if len(values) != len(columns):
+                raise _damaged(path, line, f"a row of {len(values)} values for {len(columns)} columns")
             event = {"event": "row", "trial": trial, **dict(zip(columns, values, strict=True))}
         if number >= start:
             yield event

@@ -28,15 +28,20 @@ def describe_end(end: dict[str, Any]) -> str:
     reason: dict[str, Any] = end.get("reason") or {}
     status, rule = end["status"], reason.get("rule")
     if status == "stopped" and rule == "patience":
-        return f"no lower {reason['metric']} in {reason['patience']} epochs"
+        return f"no lower {reason.get('metric')} in {reason.get('patience')} epochs"
     if status == "stopped" and reason.get("cutoff") is not None:
         rung = f"rung {reason['rung']}" if reason.get("rung") is not None else f"epoch {reason.get('epoch')}"
-        return f"{rule}: at {rung} {reason['metric']} {reason['value']:.4g} was past the cutoff {reason['cutoff']:.4g}"
+        value, cutoff = _shown(reason.get("value")), _shown(reason["cutoff"])
+        return f"{rule}: at {rung} {reason.get('metric')} {value} was past the cutoff {cutoff}"
     if status == "stopped":
         return f"{rule}: at epoch {reason.get('epoch')}"
     if status == "diverged":
-        return f"{reason.get('what', 'loss')} was not finite at step {reason['step']}, lr {reason['lr']:.3g}"
+        return f"{reason.get('what', 'loss')} was not finite at step {reason.get('step')}, lr {_shown(reason.get('lr'))}"
     return str(reason.get("text", ""))
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float | int) else "not finite" if value is None else str(value)
 
 
 @dataclass
@@ -90,7 +95,7 @@ class Results:
     def best(self) -> pd.Series[Any] | None:
         """The best trial's row, or None where no trial has a finite objective."""
         board = self.leaderboard
-        if board.empty or board.loc[0, "status"] not in _RANKED or pd.isna(board.loc[0, self.metric]):
+        if board.empty or board.loc[0, "status"] not in _RANKED or board[self.metric].isna().iloc[0]:
             return None
         return board.iloc[0]
 
@@ -111,24 +116,27 @@ def load(path: str | Path) -> Results:
     trials: dict[int, _Trial] = {}
     decisions: list[dict[str, Any]] = []
     finished: str | None = None
-    for event in read_events(directory.journal):
-        name = event.pop("event")
-        if name == "start":
-            start, finished = event, None
-        elif name == "trial":
-            trials[event["trial"]] = _Trial(event["trial"], event["key"], event["overrides"], event)
-        elif name == "run":
-            trials[event["trial"]].attempts += 1
-            trials[event["trial"]].end = None
-        elif name == "row":
-            # An epoch done again after a failure stands for the one before.
-            trials[event["trial"]].rows[event["epoch"]] = event
-        elif name == "decision":
-            decisions.append(event)
-        elif name == "end":
-            trials[event["trial"]].end = event
-        elif name == "finish":
-            finished = event["status"]
+    for number, event in enumerate(read_events(directory.journal)):
+        try:
+            name = event.pop("event")
+            if name == "start":
+                start, finished = event, None
+            elif name == "trial":
+                trials[event["trial"]] = _Trial(event["trial"], event["key"], event["overrides"], event)
+            elif name == "run":
+                trials[event["trial"]].attempts += 1
+                trials[event["trial"]].end = None
+            elif name == "row":
+                # An epoch done again after a failure stands for the one before.
+                trials[event["trial"]].rows[event["epoch"]] = event
+            elif name == "decision":
+                decisions.append(event)
+            elif name == "end":
+                trials[event["trial"]].end = event
+            elif name == "finish":
+                finished = event["status"]
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{directory.journal} is damaged: event {number + 1} makes no sense ({error!r})") from None
     if not start:
         raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
     return _results(directory, start, trials, decisions, finished)
@@ -155,7 +163,7 @@ def _results(
         metric=metric,
         mode=mode,
         params=params,
-        trials=_trials_frame(ordered, metric, mode, params, finished),
+        trials=_trials_frame(ordered, metric, mode, params),
         rows=_rows_frame(ordered),
         ends={t.number: t.end for t in ordered if t.end},
         decisions=decisions,
@@ -173,7 +181,7 @@ _FLOATS = ("val_loss", "train_loss", "psnr", "seconds", "samples_per_second", "d
 _INTEGERS = ("trial", "epochs", "best_epoch", "parameters", "world_size", "attempts")
 
 
-def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str, str], finished: str | None) -> pd.DataFrame:
+def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str, str]) -> pd.DataFrame:
     records = []
     for trial in trials:
         best = _best_row(trial, metric, mode)
@@ -190,7 +198,7 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
                 "epochs": last.get("epoch", 0),
                 "best_epoch": best.get("epoch"),
                 **{name: best.get(name) for name in ("val_loss", "train_loss", "psnr")},
-                "seconds": sum(row.get("seconds") or 0.0 for row in rows),
+                "seconds": round(sum(row.get("seconds") or 0.0 for row in rows), 3),
                 "samples_per_second": pd.Series([row.get("samples_per_second") for row in rows], dtype="float64").median(),
                 "data_wait": pd.Series([row.get("data_wait") for row in rows], dtype="float64").mean(),
                 "peak_memory_bytes": max((row.get("peak_memory_bytes") or 0.0 for row in rows), default=None),
@@ -206,8 +214,16 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
     columns += ["parameters", "world_size", "attempts", "reason", "error", "checkpoint"]
     frame = pd.DataFrame.from_records(records, columns=columns)
     # First the settings' own columns, by their values; then the others, so that a loss of 1.0 stays a float.
-    converted = frame.convert_dtypes(convert_floating=False, convert_boolean=False, convert_string=True)
-    return converted.astype({**dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")})
+    settings = {short: frame[short].infer_objects().convert_dtypes() for short in params.values()}
+    texts = dict.fromkeys(("key", "status", "reason", "error", "checkpoint"), "string")
+    return frame.assign(**{k: _plain_floats(v) for k, v in settings.items()}).astype(
+        {**texts, **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")}
+    )
+
+
+def _plain_floats(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Float64 as numpy's float64, which every plot and csv reader takes."""
+    return column.astype("float64") if str(column.dtype) == "Float64" else column
 
 
 def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:
@@ -215,5 +231,6 @@ def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:
     names = list(dict.fromkeys(name for record in records for name in record)) or ["trial", "epoch"]
     frame = pd.DataFrame.from_records(records, columns=names)
     integers = [n for n in ("trial", "epoch", "step", "world_size", "attempt") if n in names]
-    floats = [n for n in names if n not in integers]
+    texts = [n for n in names if any(isinstance(record.get(n), str) for record in records)]
+    floats = [n for n in names if n not in integers and n not in texts]
     return frame.astype({**dict.fromkeys(integers, "Int64"), **dict.fromkeys(floats, "float64")})

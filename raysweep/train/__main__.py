@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from raysweep.console import commandline, console, run, shown_path
+from raysweep.console import commandline, console, run
 from raysweep.experiment import Experiment
-from raysweep.report.build import build_report
+from raysweep.report.summary import finish
 
 
 @commandline
@@ -48,7 +48,7 @@ def command(
         on_row=show,
     )
     out.print(f"{outcome.status} {outcome.reason or ''}".rstrip(), highlight=False)
-    print(shown_path(build_report(directory.path)))
+    finish(directory.path)
     return 130 if outcome.status == "interrupted" else 1 if outcome.status == "diverged" else 0
 
 

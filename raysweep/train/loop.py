@@ -47,7 +47,7 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
     if config.channels_last:
         raw = raw.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if experiment.model.norm == "batch" and runtime.world_size > 1:
-        raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)
+        raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)  # type: ignore[no-untyped-call]
     parameters = [p for p in raw.parameters() if p.requires_grad]
     optimizer = optim.build(experiment.optim, parameters)
     progress = Progress()
@@ -70,8 +70,7 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
         order = dataset.train[epoch_order(config.seed, progress.epoch, num_train)]
         keys = sample_keys(config.seed, progress.epoch, order)
         plans = [
-            part(order, keys, step, config, runtime.rank, runtime.world_size)
-            for step in range(progress.step, steps_per_epoch)
+            part(order, keys, step, config, runtime.rank, runtime.world_size) for step in range(progress.step, steps_per_epoch)
         ]
         batches = loader.batches(_requests(plans))
         clock = EpochClock(progress, loader)

@@ -150,7 +150,12 @@ def _recorded(
     try:
         journal.event("start", experiment=prepared.experiment.model_dump(mode="json", exclude_unset=True), data=prepared.facts)
         journal.event(
-            "trial", trial=0, key=prepared.key, overrides={}, epochs=prepared.experiment.train.epochs, parameters=prepared.parameters
+            "trial",
+            trial=0,
+            key=prepared.key,
+            overrides={},
+            epochs=prepared.experiment.train.epochs,
+            parameters=prepared.parameters,
         )
         journal.event("run", trial=0)
 

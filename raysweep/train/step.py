@@ -17,7 +17,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from raysweep.data.loader import Batch, Request
-from raysweep.data.order import Indices, share, step_slice
+from raysweep.data.order import share, step_slice
+from raysweep.data.samples import Indices
 from raysweep.experiment import Experiment, TrainConfig
 from raysweep.models import set_sample_keys
 
@@ -107,7 +108,7 @@ class GradientStep:
 
     def _local_only(self) -> contextlib.AbstractContextManager[None]:
         model = self.model
-        return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()  # type: ignore[no-any-return]
+        return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def autocast(experiment: Experiment, device: torch.device) -> torch.autocast:

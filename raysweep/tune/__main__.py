@@ -9,12 +9,14 @@ import typer
 
 from raysweep.config import Sweep
 from raysweep.console import commandline, console, run, shown_path
-from raysweep.report.build import build_report
+from raysweep.report.summary import finish
 
 
 @commandline
 def command(
-    file: Annotated[Path | None, typer.Argument(help="The sweep as YAML; without it learning rate x depth on photographs.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="The sweep as YAML; without it learning rate x depth on photographs.")
+    ] = None,
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3, search.max_concurrent=1 (repeatable).")
     ] = None,
@@ -37,7 +39,7 @@ def command(
             "The same command starts the sweep anew beside it.",
             highlight=False,
         )
-    print(shown_path(build_report(finished.directory.path)))
+    finish(finished.directory.path)
     return finished.exit_code
 
 

@@ -105,7 +105,9 @@ def _run(
     try:
         content = sweep.model_dump(mode="json", exclude_unset=True)
         experiment = sweep.experiment.model_dump(mode="json", exclude_unset=True)
-        journal.event("start", sweep=content, experiment=experiment, data=plan.prepared.facts, planned=plan.num_planned, at_once=at_once)
+        journal.event(
+            "start", sweep=content, experiment=experiment, data=plan.prepared.facts, planned=plan.num_planned, at_once=at_once
+        )
         recorder = SweepRecorder(plan, journal, watcher.changed)
         watcher.begin(recorder)
         try:

@@ -78,7 +78,9 @@ class Progress(Watcher):
         table = Table(caption=self._summary(), caption_justify="left")
         for name in ("trial", *self._names.values(), "state", "epoch", metric, "best"):
             table.add_column(name, justify="left" if name == "state" else "right")
-        states = sorted(self._recorder.states.values(), key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number))
+        states = sorted(
+            self._recorder.states.values(), key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number)
+        )
         shown = states[: max(1, self._console.height - _ROOM)]
         leader = self._recorder.best()
         for state in sorted(shown, key=lambda s: s.trial.number):

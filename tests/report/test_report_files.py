@@ -15,9 +15,10 @@ import pytest
 from report_sweeps import NAN, Make, diverged, failed, grid_trials, trial, write_journal, write_samples
 from typer.testing import CliRunner
 
+from raysweep.__main__ import app
 from raysweep.errors import StoreError
 from raysweep.report import build
-from raysweep.report.__main__ import app, newest_directory
+from raysweep.report.__main__ import newest_directory
 from raysweep.report.build import build_report
 
 FILES = ["trials.csv", "rows.parquet", "curves.png", "map.png", "images.png", "report.md", "report.html"]
@@ -172,7 +173,7 @@ def test_a_disk_that_is_full_is_an_error_with_a_way_out(make: Make, monkeypatch:
 def test_command_prints_the_answer_and_the_path_last(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     directory = make(SMALL[:1], name="results/" + "long" * 40)
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, [])
+    done = CliRunner().invoke(app, ["report"])
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Best: lr 0.001, depth 2")
@@ -181,7 +182,7 @@ def test_command_prints_the_answer_and_the_path_last(make: Make, monkeypatch: py
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    assert CliRunner().invoke(app, [str(directory)]).stdout.splitlines()[-1] == str(directory / "report.html")
+    assert CliRunner().invoke(app, ["report", str(directory)]).stdout.splitlines()[-1] == str(directory / "report.html")
 
 
 def test_command_takes_the_newest_journal(make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_command_takes_the_newest_journal(make: Make, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("arguments", [[], ["missing"]])
 def test_command_refuses_without_a_traceback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: list[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, arguments)
+    done = CliRunner().invoke(app, ["report", *arguments])
     assert done.exit_code == 2
     assert "journal.jsonl" in done.stderr
     assert done.stdout == ""

@@ -168,7 +168,6 @@ def test_damage_in_the_middle_names_the_line(path: Path) -> None:
         assert path.read_bytes() == lines[0] + damage + lines[2]
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="zip's error comes through")
 def test_a_row_that_does_not_fit_its_columns_is_damage_too(path: Path) -> None:
     path.write_text('{"event":"columns","columns":["epoch","time"]}\n{"row":[0,1]}\n{"row":[0,1,2]}\n')
     with pytest.raises(StoreError, match="line 2"):

@@ -87,7 +87,6 @@ def test_seed_noise_model_and_optimizer_are_inside(tree: dict[str, Any]) -> None
     assert key(tree) != key()
 
 
-@pytest.mark.xfail(strict=True, reason="noise 0 is left out as the field's default, and so is the source's default 0.1")
 def test_no_noise_is_not_the_default_noise() -> None:
     assert key({"data": {"noise": 0.0}}) != key()
 
