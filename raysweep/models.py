@@ -107,8 +107,9 @@ def set_sample_keys(model: nn.Module, keys: Tensor | None) -> None:
 
 def _norm(kind: str, channels: int) -> list[nn.Module]:
     if kind == "group":
-        # Up to 8 groups, as many as divide the channels.
-        return [nn.GroupNorm(math.gcd(channels, 8), channels)]
+        # Up to 8 groups of at least two channels: a group of one could not tell a channel's level.
+        groups = next(g for g in (8, 4, 2, 1) if channels % g == 0 and (channels // g >= 2 or g == 1))
+        return [nn.GroupNorm(groups, channels)]
     return [nn.BatchNorm2d(channels)] if kind == "batch" else []
 
 
@@ -127,9 +128,13 @@ class Autoencoder(nn.Module):
         super().__init__()
         self.depth, self.skip = config.depth, config.skip
         kernel, activation = config.kernel_size, _ACTIVATIONS[config.activation]
+        # A normalisation takes a bias out again; its gradient would be rounding alone, which Adam blows up to full steps.
+        bias = config.norm == "none"
         widths = [min(config.base_channels * 2**i, config.max_channels) for i in range(config.depth)]
         self.encoder = nn.ModuleList(
-            nn.Sequential(nn.Conv2d(before, width, kernel, padding=kernel // 2), *_norm(config.norm, width), activation())
+            nn.Sequential(
+                nn.Conv2d(before, width, kernel, padding=kernel // 2, bias=bias), *_norm(config.norm, width), activation()
+            )
             for before, width in zip([in_channels, *widths], widths, strict=False)
         )
         self.pool = nn.MaxPool2d(2)
@@ -138,7 +143,7 @@ class Autoencoder(nn.Module):
         befores = [widths[-1], *(width * doubled for width in reversed(widths[1:]))]
         self.decoder = nn.ModuleList(
             nn.Sequential(
-                nn.ConvTranspose2d(before, width, kernel, stride=2, padding=kernel // 2, output_padding=1),
+                nn.ConvTranspose2d(before, width, kernel, stride=2, padding=kernel // 2, output_padding=1, bias=bias),
                 *_norm(config.norm, width),
                 activation(),
             )
@@ -154,13 +159,15 @@ class Autoencoder(nn.Module):
                 continue
             if config.init == "reference":
                 nn.init.trunc_normal_(module.weight, std=0.1, a=-0.2, b=0.2)
-                nn.init.constant_(module.bias, 0.1)  # type: ignore[arg-type]
+                if module.bias is not None:
+                    nn.init.constant_(module.bias, 0.1)
                 continue
             # He et al. (2015), eq. 10; of a transposed convolution's kernel one in stride^2 taps meets an input.
             taps = config.kernel_size**2 / (4 if isinstance(module, nn.ConvTranspose2d) else 1)
             gain = 1.0 if module is self.head and config.output != "relu" else 2.0
             nn.init.normal_(module.weight, std=math.sqrt(gain / (module.in_channels * max(taps, 1.0))))
-            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, in_channels, H, W] -> [B, out_channels, H, W]."""

@@ -118,6 +118,7 @@ def train_cases(rank: int, cases: list[tuple[str, Experiment, Dataset]], directo
     """A gloo job: several runs, each in its own directory, with rows and outcome left as a file."""
     for name, experiment, dataset in cases:
         rows: list[Row] = []
+        (directory / name).mkdir(parents=True, exist_ok=True)
         outcome = train(experiment, dataset, ProcessGroupRuntime(directory / name, on_row=rows.append))
         if rank == 0:
             torch.save({"rows": rows, "status": outcome.status, "reason": outcome.reason}, directory / name / "rows.pt")

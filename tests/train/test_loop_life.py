@@ -129,7 +129,8 @@ def test_divergence_ends_within_its_epoch_with_step_and_rate(tmp_path: Path) -> 
 
 
 def test_best_and_the_newest_two_are_kept_and_best_is_the_lowest(tmp_path: Path) -> None:
-    _, rows = local_run(tiny_experiment(train__epochs=6, optim__lr=0.3), tiny_dataset(20), tmp_path)
+    overshooting = tiny_experiment(train__epochs=6, optim__lr=1.0, optim__name="sgd", optim__momentum=0.9)
+    _, rows = local_run(overshooting, tiny_dataset(20), tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["best.pt", "ckpt-000000015.pt", "ckpt-000000018.pt"]
     best = min(rows, key=lambda row: row["val_loss"])
