@@ -112,7 +112,7 @@ def train(
 def sweep(
     sweep: Sweep | Mapping[str, Any] | str | Path | None = None, *, storage: str | Path | None = None, verbose: bool = False
 ) -> SweepResult:
-    """Run a sweep.
+    """Run a sweep and write its report.
 
     Args:
         sweep: settings, as an object, nested mapping, or YAML file; None: the packaged learning rate x depth sweep.
@@ -122,9 +122,11 @@ def sweep(
     Raises:
         RaysweepError: the settings, images or cluster cannot work; nothing was started and nothing written.
     """
+    from raysweep.report.build import build_report
     from raysweep.tune.engine import run_sweep
 
     finished = run_sweep(_sweep(sweep), storage=None if storage is None else Path(storage), verbose=verbose)
+    build_report(finished.directory.path)
     return open(finished.directory.path)
 
 

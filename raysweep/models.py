@@ -69,10 +69,15 @@ class SampleDropout(nn.Module):
     Before each forward pass in training the loop sets `keys`, int64 [B], made from (seed, epoch, sample). Without keys
     it is torch's dropout. The bits are SplitMix64 of key + position (Steele et al., 2014, "Fast splittable pseudorandom
     number generators").
+
+    Raises:
+        ValueError: the probability is below 0, or 1 and above.
     """
 
     def __init__(self, probability: float) -> None:
         super().__init__()
+        if not 0 <= probability < 1:
+            raise ValueError(f"a dropout probability must be at least 0 and below 1, got {probability}")
         self.probability = probability
         self.keys: Tensor | None = None
 
@@ -99,10 +104,10 @@ def _splitmix(z: Tensor) -> Tensor:
 
 
 def set_sample_keys(model: nn.Module, keys: Tensor | None) -> None:
-    """Give every SampleDropout of a model the keys (int64 [B]) of the samples that come next."""
-    for module in model.modules():
-        if isinstance(module, SampleDropout):
-            module.keys = keys
+    """Give every SampleDropout of a model the keys (int64 [B]) of the samples that come next, each layer keys of its own."""
+    for number, layer in enumerate(m for m in model.modules() if isinstance(m, SampleDropout)):
+        # With the same keys, layers of the same size would drop the same positions.
+        layer.keys = keys if keys is None or number == 0 else _splitmix(keys + number)
 
 
 def _norm(kind: str, channels: int) -> list[nn.Module]:

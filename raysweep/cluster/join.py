@@ -16,6 +16,9 @@ _ENVIRONMENT = {
     # Trials write no CSV, JSON and TensorBoard files of Tune's own: the journal holds the rows.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
+    # A stopped trial with several workers lets them end at a step boundary before its actor takes the next trial; after
+    # Tune's own 2 s the next one would be lost.
+    "TUNE_FUNCTION_THREAD_TIMEOUT_S": "300",
 }
 
 
@@ -43,14 +46,17 @@ class Cluster:
 
 
 def running_cluster() -> str | None:
-    """The address of a cluster to join: RAY_ADDRESS, or one that `ray start` made on this machine.
+    """The address of a cluster to join: this process's own, RAY_ADDRESS, or one that `ray start` made on this machine.
 
     Raises:
         ClusterError: the only Ray here belongs to another program; two on one machine end each other's trials, and
             joining it would end with that program.
     """
+    import ray
     from ray._private.services import find_bootstrap_address, find_gcs_addresses
 
+    if ray.is_initialized():
+        return str(ray.get_runtime_context().gcs_address)
     address = os.environ.get("RAY_ADDRESS")
     if address:
         return None if address == "local" else address

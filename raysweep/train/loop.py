@@ -7,6 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing, nullcontext
 from dataclasses import asdict
 
 import numpy as np
@@ -23,6 +24,7 @@ from raysweep.train.evaluate import psnr, validation_loss
 from raysweep.train.progress import EpochClock, Outcome, Progress, agree, judge, next_epoch, patience_ended
 from raysweep.train.runtime import Row, Runtime
 from raysweep.train.step import GradientStep, Part, clip, gradient_norm, part, step_seed
+from raysweep.train.summaries import Summaries
 
 
 def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome:
@@ -37,6 +39,12 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
         ConfigError: the images do not fit the model.
         CheckpointError: a checkpoint cannot be written, or belongs to another model.
     """
+    observed = experiment.train.tensorboard and runtime.rank == 0
+    with closing(Summaries(runtime.directory, dataset, experiment, runtime.device)) if observed else nullcontext() as summaries:
+        return _train(experiment, dataset, runtime, summaries)
+
+
+def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries: Summaries | None) -> Outcome:
     config, device = experiment.train, runtime.device
     samples, num_train = dataset.samples, len(dataset.train)
     steps_per_epoch = num_steps(num_train, config.batch_size)
@@ -149,6 +157,8 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
         ended = ended or patience_ended(config, progress)
         row, done = progress.row, progress.epoch
         next_epoch(progress)
+        if summaries is not None:
+            summaries.epoch(row, raw)
         if ended is None or ended.status != "diverged":
             is_end = ended is not None or done == config.epochs
             saver.end_of_epoch(progress, done, row, is_end)

@@ -22,6 +22,7 @@ from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import open_dataset
 from raysweep.errors import TrialError
 from raysweep.experiment import Experiment
+from raysweep.plugins import find_modules_in
 from raysweep.train.loop import train
 from raysweep.train.mailbox import Mailbox
 from raysweep.train.progress import Outcome
@@ -49,6 +50,7 @@ def _worker(config: dict[str, Any]) -> None:
     mailbox = Mailbox(directory)
     rank = ray.train.get_context().get_world_rank()
     torch.set_num_threads(config["threads"])
+    find_modules_in(config["started_in"])
     try:
         experiment = Experiment.model_validate_json(config["experiment"])
         runtime = RayTrainRuntime(directory, mailbox)
@@ -109,6 +111,7 @@ def fit(
         train_loop_config={
             "experiment": experiment.model_dump_json(exclude_unset=True),
             "directory": str(directory),
+            "started_in": str(Path.cwd()),
             "threads": allocation.cpus_per_worker,
         },
         scaling_config=ray.train.ScalingConfig(

@@ -151,6 +151,7 @@ def _tune(
         run_trial,
         experiment_json=sweep.experiment.model_dump_json(exclude_unset=True),
         directory=str(directory.path),
+        started_in=str(Path.cwd()),
         workers=allocation.workers,
         cpus=allocation.cpus_per_worker,
         gpus=allocation.gpus_per_worker,

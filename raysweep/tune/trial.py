@@ -19,6 +19,7 @@ from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import Dataset, open_dataset
 from raysweep.errors import TrialError
 from raysweep.experiment import DataConfig, Experiment
+from raysweep.plugins import find_modules_in
 from raysweep.store.journal import plain
 from raysweep.train.loop import train
 from raysweep.train.progress import Outcome
@@ -44,17 +45,21 @@ class TuneRuntime(LocalRuntime):
         super().__init__(directory, device, on_row=_report)
 
 
-def run_trial(config: Mapping[str, Any], *, experiment_json: str, directory: str, workers: int, cpus: int, gpus: int) -> None:
+def run_trial(
+    config: Mapping[str, Any], *, experiment_json: str, directory: str, started_in: str, workers: int, cpus: int, gpus: int
+) -> None:
     """Train one trial and report its end.
 
     Args:
         config: number, key and overrides of the trial.
         experiment_json: the sweep's experiment, with absolute data paths.
         directory: the sweep's directory.
+        started_in: where the user's own modules lie.
         workers: workers of this trial.
         cpus: CPUs, and torch threads, of each.
         gpus: GPUs of each, 0 or 1.
     """
+    find_modules_in(started_in)
     try:
         experiment = Experiment.model_validate_json(experiment_json).with_overrides(config["overrides"])
         trial = Path(directory) / "trials" / config["key"]

@@ -1,0 +1,36 @@
+"""One Ray cluster for all tests in here: two at once on a machine end each other's trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from raysweep.cluster.join import Cluster, connected
+
+pytestmark = pytest.mark.ray
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "tests/ray/" in item.path.as_posix():
+            item.add_marker(pytest.mark.ray)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    with connected() as joined:
+        yield joined
+
+
+@pytest.fixture
+def resources_return(cluster: Cluster) -> Iterator[None]:
+    """Fails a test after which CPUs stay taken."""
+    import ray
+
+    yield
+    until = time.monotonic() + 30
+    while ray.available_resources().get("CPU", 0) < cluster.available.cpus:
+        assert time.monotonic() < until, f"CPUs are still held: {ray.available_resources()}"
+        time.sleep(0.2)

@@ -1,0 +1,112 @@
+"""One run on Ray Train's workers: the same result as in this process, whatever happens to the workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+import raysweep
+from raysweep.errors import TrialError
+
+TINY = {
+    "data": {"source": "digits", "count": 200},
+    "model": {"depth": 1, "base_channels": 4},
+    "train": {"epochs": 3, "batch_size": 16},
+}
+
+MODULE = """
+import os, pathlib, torch
+
+def build(fail=False, pause=0.0):
+    return Net(fail, pause)
+
+class Net(torch.nn.Module):
+    def __init__(self, fail, pause):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
+        self.fail, self.pause = fail, pause
+        pathlib.Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+
+    def forward(self, x):
+        import time
+        time.sleep(self.pause)
+        if self.fail and self.training:
+            raise ValueError("a mistake in the user's own code")
+        return self.conv(x)
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's in the directory that they work in; a name of its own for each test."""
+    name = f"ownnet_{os.urandom(4).hex()}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return f"{name}:build"
+
+
+def with_scale(**changes: Any) -> dict[str, Any]:
+    return {**TINY, **changes}
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_two_workers_end_where_one_process_ends(tmp_path: Path) -> None:
+    two = raysweep.train(with_scale(scale={"workers": 2}), storage=tmp_path, name="two")
+    one = raysweep.train(TINY, storage=tmp_path, name="one", local=True)
+    assert list(two.rows["world_size"]) == [2, 2, 2]
+    assert list(two.rows["val_loss"]) == pytest.approx(list(one.rows["val_loss"]), rel=1e-5)
+    assert two.trials.loc[0, "key"] == one.trials.loc[0, "key"], "the number of workers is no part of the key"
+    assert two.trials.loc[0, "status"] == "completed"
+    path = next((tmp_path / "two" / "trials").glob("*/best.pt"))
+    one.load_model().load_state_dict(torch.load(path, weights_only=True)["model"], strict=True)
+    names = {p.name for p in path.parent.iterdir()}
+    assert names == {"best.pt", "ckpt-000000020.pt", "ckpt-000000030.pt", "samples.npz"}, "no mail and no Ray files stay behind"
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_an_error_of_the_users_ends_the_run_once_with_its_traceback(tmp_path: Path, own_model: str) -> None:
+    experiment = with_scale(model={"factory": own_model, "params": {"fail": True}}, scale={"workers": 2, "max_failures": 3})
+    with pytest.raises(TrialError, match="a mistake in the user's own code") as caught:
+        raysweep.train(experiment, storage=tmp_path, name="fails")
+    assert "in forward" in caught.value.traceback_text
+    processes = len(list(tmp_path.glob("pid-*")))
+    assert processes == 3, "the driver's check and two workers: the same error is not tried again"
+    left = raysweep.open(tmp_path / "fails")
+    assert left.trials.loc[0, "status"] == "failed"
+    assert "a mistake in the user's own code" in left.trials.loc[0, "error"]
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, own_model: str) -> None:
+    experiment = with_scale(
+        model={"factory": own_model, "params": {"pause": 0.05}}, scale={"workers": 2}, train={"epochs": 6, "batch_size": 16}
+    )
+    killed: list[int] = []
+
+    def kill_one_worker() -> None:
+        until = time.monotonic() + 100
+        while time.monotonic() < until and not killed:
+            time.sleep(0.2)
+            checkpoints = list(tmp_path.glob("cut/trials/*/ckpt-*.pt"))
+            workers = [int(p.name[4:]) for p in tmp_path.glob("pid-*") if int(p.name[4:]) != os.getpid()]
+            if checkpoints and workers and psutil.pid_exists(workers[0]):
+                os.kill(workers[0], signal.SIGKILL)
+                killed.append(workers[0])
+
+    killer = threading.Thread(target=kill_one_worker)
+    killer.start()
+    cut = raysweep.train(experiment, storage=tmp_path, name="cut")
+    killer.join()
+    assert killed, "no worker was killed, so the test shows nothing"
+    whole = raysweep.train(experiment, storage=tmp_path, name="whole", local=True)
+    assert list(cut.rows["epoch"]) == [1, 2, 3, 4, 5, 6]
+    assert list(cut.rows["val_loss"]) == pytest.approx(list(whole.rows["val_loss"]), rel=1e-5)
