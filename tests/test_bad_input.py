@@ -51,7 +51,9 @@ SETTINGS = [
     pytest.param(["optim.lr=abc"], ["optim.lr", "'abc'"], id="lr: abc"),
     pytest.param(["data.source=folder", "data.path=nowhere"], ["nowhere", "data.path"], id="missing folder"),
     pytest.param(["scale.use_gpu=true"], ["a GPU was asked for, this machine has none", "scale.use_gpu"], id="no GPU"),
-    pytest.param(["scale.workers=3"], ["3 workers need a CPU each, this machine has 2 CPUs", "scale.workers"], id="too many workers"),
+    pytest.param(
+        ["scale.workers=3"], ["3 workers need a CPU each, this machine has 2 CPUs", "scale.workers"], id="too many workers"
+    ),
     pytest.param(["scale.cpus_per_worker=4"], ["4 CPUs", "this machine has 2 CPUs", "scale.cpus_per_worker"], id="too many CPUs"),
     pytest.param(["model.factory=nothere:build"], ["cannot import nothere"], id="missing module"),
     pytest.param(["scale.workers=2", "model.norm=batch"], ["norm", "group"], id="batch norm on several CPU workers"),

@@ -8,6 +8,10 @@ from raysweep.errors import ClusterError
 from raysweep.experiment import ScaleConfig
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Available:
     """CPUs and GPUs of all machines, and where they were found (for messages)."""
@@ -25,6 +29,11 @@ class Allocation:
     cpus_per_worker: int
     gpus_per_worker: int
 
+    def describe(self) -> str:
+        """`2 workers x (1 GPU, 4 CPUs)`, for people."""
+        gpus = f"{_count(self.gpus_per_worker, 'GPU')}, " if self.gpus_per_worker else ""
+        return f"{_count(self.workers, 'worker')} x ({gpus}{_count(self.cpus_per_worker, 'CPU')})"
+
     @property
     def cpus(self) -> int:
         return self.workers * self.cpus_per_worker
@@ -32,10 +41,6 @@ class Allocation:
     @property
     def gpus(self) -> int:
         return self.workers * self.gpus_per_worker
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> Allocation:

@@ -70,6 +70,9 @@ class Loader:
         clean = self._scaled(x, self._x.dtype)
         target = clean if y is None else self._scaled(y, self._y.dtype)
         noised = self._noise.add(clean, keys)
+        if noised is target:
+            # A model may begin with an operation in place, which must not reach what is expected of it.
+            target = target.clone()
         # [B, H, W, C] seen as [B, C, H, W] is channels-last memory already: no copy.
         return Batch(noised.permute(0, 3, 1, 2), target.permute(0, 3, 1, 2), keys)
 
@@ -126,3 +129,6 @@ class Loader:
         finally:
             closed.set()
             thread.join()
+            # An error's traceback leads to this frame: holding it here would keep both, and the file, until a collection.
+            item = None
+            ready.queue.clear()

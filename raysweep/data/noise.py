@@ -43,7 +43,7 @@ class Noise:
             self._runs = _table(length).to(device).unfold(0, values, 1)
 
     def add(self, x: Tensor, keys: Tensor) -> Tensor:
-        """x + noise, a new tensor.
+        """x + noise, a new tensor; x itself where std is 0.
 
         Args:
             x: images [B, H, W, C], float.

@@ -106,8 +106,8 @@ def facts(dataset: Dataset, experiment: Experiment) -> dict[str, Any]:
 
 
 def example_images(model: nn.Module, dataset: Dataset, experiment: Experiment, count: int = 6) -> dict[str, np.ndarray[Any, Any]]:
-    """The first validation images through a model on the CPU: x, y and output, each float32 [K, H, W, C]."""
-    samples = dataset.val[:count]
+    """Validation images, spread evenly, through a model on the CPU: x, y and output, each float32 [K, H, W, C]."""
+    samples = dataset.val[np.linspace(0, len(dataset.val) - 1, min(count, len(dataset.val))).round().astype(np.int64)]
     loader = Loader(dataset.samples, experiment.data.noise, torch.device("cpu"))
     (batch,) = loader.batches([Request(samples, sample_keys(experiment.data.seed, _EPOCH, samples))])
     was_training = model.training

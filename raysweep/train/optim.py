@@ -31,8 +31,10 @@ def learning_rate(config: OptimConfig, step: int, steps_per_epoch: int, epochs: 
     if config.schedule == "constant":
         return config.lr
     last = steps_per_epoch * (config.schedule_epochs or epochs)
-    done = (step - config.warmup_steps) / max(1, last - config.warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
+    if step >= last:
+        return config.min_lr
+    done = (step - config.warmup_steps) / (last - config.warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

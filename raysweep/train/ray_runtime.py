@@ -134,12 +134,28 @@ def fit(
 
     thread = threading.Thread(target=run, name="raysweep-fit", daemon=True)
     thread.start()
+    try:
+        _follow(thread, mailbox, on_row, stop_requested)
+        return _outcome(mailbox, failed)
+    finally:
+        mailbox.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _follow(
+    thread: threading.Thread, mailbox: Mailbox, on_row: Callable[[Row], None], stop_requested: Callable[[], bool]
+) -> None:
+    """Pass rows on until the trainer has ended. An exception asks the workers to stop, and is raised when they have."""
     raised: BaseException | None = None
-    while thread.is_alive():
+    refused = False  # by on_row, which is not called again: a trial that Ray Tune has stopped would wait for ever in it
+    while True:
+        is_last = not thread.is_alive()
         try:
             thread.join(0.1)
-            for row in mailbox.new_rows():
+            for row in [] if refused else mailbox.new_rows():
+                refused = True
                 on_row(row)
+                refused = False
             if stop_requested():
                 mailbox.request_stop()
         except BaseException as error:
@@ -147,15 +163,10 @@ def fit(
                 raise  # asked a second time: leave at once
             raised = error
             mailbox.request_stop()
+        if is_last:
+            break
     if raised is not None:
         raise raised
-    try:
-        for row in mailbox.new_rows():
-            on_row(row)
-        return _outcome(mailbox, failed)
-    finally:
-        mailbox.close()
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _outcome(mailbox: Mailbox, failed: list[BaseException]) -> Outcome:

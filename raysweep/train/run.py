@@ -42,7 +42,7 @@ def manifest() -> dict[str, Any]:
 
 
 def write_examples(directory: Path, prepared: Prepared) -> None:
-    """Put the first validation images and what the best weights make of them into the trial's directory.
+    """Put a few validation images and what the best weights make of them into the trial's directory.
 
     Raises:
         CheckpointError: best.pt is missing or damaged.
@@ -144,8 +144,7 @@ def _recorded(
     directory.write_manifest(manifest())
     trial = directory.trial(prepared.key)
     trial.mkdir(parents=True)
-    what = f"{allocation.gpus} GPUs" if allocation.gpus else f"{allocation.cpus_per_worker} CPU threads each"
-    say(f"{allocation.workers} worker(s), {what}; global batch {prepared.experiment.train.batch_size}; {directory.path.name}/")
+    say(f"{allocation.describe()}; global batch {prepared.experiment.train.batch_size}; {directory.path.name}/")
     journal = JournalWriter(directory.journal)
     try:
         journal.event("start", experiment=prepared.experiment.model_dump(mode="json", exclude_unset=True), data=prepared.facts)

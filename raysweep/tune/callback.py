@@ -1,11 +1,15 @@
-"""Ray Tune's events, passed on to the recorder; rows and decisions come through schedulers.py."""
+"""Ray Tune's events, passed on to the recorder, and the sweep's own ends; rows and decisions come through schedulers.py."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ray.tune import Callback
+from ray.tune import Callback, Stopper
 
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import NotSaved
@@ -16,7 +20,6 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
 
     def __init__(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
-        self._began = time.monotonic()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._recorder.started(trial.trial_id)
@@ -26,7 +29,46 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
         text = str(error).strip().splitlines() if error else ["Ray lost the trial's process"]
         self._recorder.ended(trial.trial_id, "failed", {"text": text[-1], "traceback": str(error or "")})
 
-    def unfinished_because(self, wall_time_s: float | None) -> str:
-        """Why a sweep ended before its trials did: its budget, or an interruption."""
-        spent = wall_time_s is not None and time.monotonic() - self._began >= wall_time_s
-        return "budget" if spent else "interrupted"
+
+class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
+    """Ends a sweep before its trials do: on Ctrl-C, or when its wall time is spent.
+
+    Attributes:
+        reason: `interrupted`, `budget`, or None while neither has happened.
+
+    Args:
+        wall_time_s: budget.wall_time_s.
+        clock: seconds.
+    """
+
+    def __init__(self, wall_time_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.reason: str | None = None
+        self._clock = clock
+        self._until = None if wall_time_s is None else clock() + wall_time_s
+
+    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
+        return False
+
+    def stop_all(self) -> bool:
+        if self.reason is None and self._until is not None and self._clock() >= self._until:
+            self.reason = "budget"
+        return self.reason is not None
+
+    @contextlib.contextmanager
+    def on_interrupt(self, say: Callable[[str], None]) -> Iterator[None]:
+        """For the time of a block: the first Ctrl-C ends the sweep cleanly, a second one at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.getsignal(signal.SIGINT)
+
+        def interrupted(_number: int, _frame: Any) -> None:
+            self.reason = "interrupted"
+            signal.signal(signal.SIGINT, before)
+            say("Ctrl-C: ending the sweep; once more ends it at once")
+
+        signal.signal(signal.SIGINT, interrupted)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

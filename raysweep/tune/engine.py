@@ -111,7 +111,7 @@ def _run(
         recorder = SweepRecorder(plan, journal, watcher.changed)
         watcher.begin(recorder)
         try:
-            status = _tune(plan, recorder, directory, allocation, at_once, verbose)
+            status = _tune(plan, recorder, directory, allocation, at_once, verbose, say)
         finally:
             watcher.end()
         if status != "completed":
@@ -137,11 +137,17 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
 
 
 def _tune(
-    plan: Plan, recorder: SweepRecorder, directory: SweepDirectory, allocation: Allocation, at_once: int, verbose: bool
+    plan: Plan,
+    recorder: SweepRecorder,
+    directory: SweepDirectory,
+    allocation: Allocation,
+    at_once: int,
+    verbose: bool,
+    say: Say,
 ) -> str:
     from ray import tune
 
-    from raysweep.tune.callback import JournalCallback
+    from raysweep.tune.callback import JournalCallback, SweepEnd
     from raysweep.tune.schedulers import RecordingScheduler
     from raysweep.tune.search import searcher
     from raysweep.tune.trial import run_trial
@@ -162,7 +168,7 @@ def _tune(
         # The workers hold the CPUs. A trial that holds none is refused, and one that holds any can keep its own workers
         # from starting, so it holds a little memory.
         resources = {"CPU": 0, "memory": 1024}
-    callback = JournalCallback(recorder)
+    end = SweepEnd(sweep.budget.wall_time_s)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
         tune_config=tune.TuneConfig(
@@ -171,29 +177,28 @@ def _tune(
             num_samples=-1 if sweep.search.algorithm == "tpe" else plan.num_planned,
             max_concurrent_trials=at_once,
             reuse_actors=True,
-            time_budget_s=sweep.budget.wall_time_s,
             trial_dirname_creator=lambda trial: trial.trial_id,
         ),
         run_config=tune.RunConfig(
             name=f"tune-{os.urandom(4).hex()}",
             storage_path=str(scratch),
-            callbacks=[callback],
+            callbacks=[JournalCallback(recorder)],
+            stop=end,
             verbose=3 if verbose else 0,
             # Errors of the user's are caught in the trial: what is left to retry is a lost actor.
             failure_config=tune.FailureConfig(max_failures=sweep.experiment.scale.max_failures),
         ),
     )
     try:
-        # A trial's report of its end carries no metric.
-        with environment(TUNE_DISABLE_STRICT_METRIC_CHECKING="1"):
+        # A trial's report of its end carries no metric, and Ctrl-C is ours to handle.
+        with environment(TUNE_DISABLE_STRICT_METRIC_CHECKING="1", TUNE_DISABLE_SIGINT_HANDLER="1"), end.on_interrupt(say):
             tuner.fit()
     except KeyboardInterrupt:
         return "interrupted"
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    if all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned:
-        return "completed"
-    return callback.unfinished_because(sweep.budget.wall_time_s)
+    done = all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned
+    return end.reason if end.reason and not done else "completed"
 
 
 def _named(trainable: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

@@ -103,6 +103,7 @@ class TpeSearcher(NotSaved, Searcher):  # type: ignore[misc]
             self._asked[trial_id] = (asked, repr(overrides))
             self._assigned(trial_id, trial)
             return as_config(trial)
+        self._plan.num_planned = len(self._plan.trials)  # nothing new to find: the space is used up
         return str(Searcher.FINISHED)
 
     def _tell(self, asked: str, value: float | None) -> None:

@@ -129,7 +129,7 @@ def test_the_median_rule_stops_the_worst_and_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("resources_return")
 def test_a_spent_budget_ends_what_is_open(tmp_path: Path) -> None:
-    content = sweep(experiment={**TINY, "train": {"epochs": 10_000}}, budget={"wall_time_s": 8})
+    content = sweep(experiment={**TINY, "train": {"epochs": 10_000}}, budget={"wall_time_s": 15})
     finished = run_sweep(content, storage=tmp_path)
     result = raysweep.open(finished.directory.path)
     assert finished.status == "budget"

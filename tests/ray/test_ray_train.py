@@ -107,6 +107,6 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, own_mod
     cut = raysweep.train(experiment, storage=tmp_path, name="cut")
     killer.join()
     assert killed, "no worker was killed, so the test shows nothing"
-    whole = raysweep.train(experiment, storage=tmp_path, name="whole", local=True)
+    whole = raysweep.train({**experiment, "scale": {"workers": 1}}, storage=tmp_path, name="whole", local=True)
     assert list(cut.rows["epoch"]) == [1, 2, 3, 4, 5, 6]
     assert list(cut.rows["val_loss"]) == pytest.approx(list(whole.rows["val_loss"]), rel=1e-5)

@@ -1,0 +1,94 @@
+"""Which trials a sweep has: distinct, checked, the same for the same seed; no Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from raysweep.config import Sweep
+from raysweep.errors import ConfigError
+from raysweep.tune.plan import make_plan
+
+
+def sweep(space: dict[str, Any], experiment: dict[str, Any] | None = None, **search: Any) -> Sweep:
+    base = {"data": {"source": "digits", "count": 50}, **(experiment or {})}
+    return Sweep.from_dict({"experiment": base, "space": space, "search": search})
+
+
+def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
+    plan = make_plan(sweep({"optim.lr": {"grid": [0.1, 1e-3]}, "model.depth": {"grid": [2, 1]}}))
+    assert [t.overrides for t in plan.trials] == [
+        {"optim.lr": lr, "model.depth": depth} for lr, depth in [(0.1, 2), (0.1, 1), (1e-3, 2), (1e-3, 1)]
+    ]
+    assert [t.number for t in plan.trials] == [0, 1, 2, 3]
+    assert plan.num_planned == 4
+    assert plan.trials[0].parameters > plan.trials[1].parameters
+
+
+def test_values_that_mean_the_same_are_one_trial() -> None:
+    plan = make_plan(sweep({"optim.lr": {"choice": [1e-3, "1e-3", 2e-3]}}))
+    assert [t.overrides["optim.lr"] for t in plan.trials] == [1e-3, 2e-3]
+
+
+def test_random_draws_are_distinct_and_follow_the_seed() -> None:
+    space = {"optim.lr": {"loguniform": [1e-4, 1e-1]}, "model.depth": {"randint": [1, 4]}}
+    first, again, other = (make_plan(sweep(space, algorithm="random", num_samples=20, seed=s)) for s in (5, 5, 6))
+    assert [t.key for t in first.trials] == [t.key for t in again.trials]
+    assert [t.key for t in first.trials] != [t.key for t in other.trials]
+    assert len({t.key for t in first.trials}) == 20
+
+
+def test_a_space_smaller_than_asked_runs_whole_and_says_so() -> None:
+    plan = make_plan(sweep({"model.depth": {"choice": [1, 2, 3]}}, algorithm="random", num_samples=10))
+    assert sorted(t.overrides["model.depth"] for t in plan.trials) == [1, 2, 3]
+    assert plan.num_planned == 3
+    assert plan.notes == ["the space has only 3 different trials, so 3 run instead of 10"]
+
+
+def test_tpe_plans_nothing_beforehand() -> None:
+    plan = make_plan(sweep({"optim.lr": {"loguniform": [1e-4, 1e-1]}}, algorithm="tpe", num_samples=7))
+    assert plan.trials == []
+    assert plan.num_planned == 7
+
+
+def test_all_infeasible_values_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_plan(sweep({"model.depth": {"grid": [1, 5, 6]}, "optim.lr": {"grid": [1e-3, 1e-2]}}))
+    text = str(caught.value)
+    assert "space.model.depth: 5" in text
+    assert "space.model.depth: 6" in text
+    assert text.count("at most depth 3") == 2
+
+
+def test_an_infeasible_default_does_not_matter_where_the_space_sets_it() -> None:
+    plan = make_plan(sweep({"model.depth": {"grid": [1, 2]}}, experiment={"model": {"depth": 9}}))
+    assert len(plan.trials) == 2
+
+
+def test_the_budget_is_no_part_of_a_trials_key_and_the_seed_is() -> None:
+    space = {"model.depth": {"grid": [1]}}
+    keys = [make_plan(sweep(space, {"train": train})).trials[0].key for train in ({"epochs": 1}, {"epochs": 9}, {"seed": 1})]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_moved_images_keep_the_keys_and_changed_ones_change_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (20, 8, 8, 1), dtype=np.uint8)
+    changed = images.copy()
+    changed[3, 2, 2, 0] ^= 1
+    keys = []
+    for name, content in (("a", images), ("b", images), ("c", changed)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "x.npy", content)
+        data = {"data": {"source": "arrays", "path": str(tmp_path / name / "x.npy")}}
+        keys.append(make_plan(sweep({"model.depth": {"grid": [1]}}, data)).trials[0].key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_swept_data_is_read_as_swept() -> None:
+    plan = make_plan(sweep({"data.noise": {"grid": [0.0, 0.5]}}))
+    assert [plan.experiment(t.overrides).data.noise for t in plan.trials] == [0.0, 0.5]
+    assert len({t.key for t in plan.trials}) == 2

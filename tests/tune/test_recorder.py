@@ -1,0 +1,137 @@
+"""The state of a running sweep, its journal, and what the terminal shows of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from raysweep.config import Sweep
+from raysweep.store import results
+from raysweep.store.journal import JournalWriter
+from raysweep.tune.plan import Plan, make_plan
+from raysweep.tune.progress import Progress, duration
+from raysweep.tune.recorder import SweepRecorder
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    return Sweep.from_dict(
+        {
+            "experiment": {"data": {"source": "digits", "count": 50}, "train": {"epochs": 4}},
+            "space": {"optim.lr": {"grid": [1e-3, 1e-2]}, "model.depth": {"grid": [1, 2]}},
+        }
+    )
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Running:
+    """A recorder with a journal in a directory, and a terminal that shows it."""
+
+    def __init__(self, sweep: Sweep, directory: Path, terminal: bool = False) -> None:
+        self.plan: Plan = make_plan(sweep)
+        self.directory = directory
+        self.journal = JournalWriter(directory / "journal.jsonl")
+        self.journal.event("start", sweep=sweep.model_dump(mode="json", exclude_unset=True), experiment={}, data={})
+        self.clock, self.text = Clock(), io.StringIO()
+        self.progress = Progress(Console(file=self.text, width=100, height=20, force_terminal=terminal, soft_wrap=True))
+        self.recorder = SweepRecorder(self.plan, self.journal, self.progress.changed, self.clock)
+        self.progress.begin(self.recorder)
+        for trial in self.plan.trials:
+            self.recorder.assigned(f"id{trial.number}", trial)
+
+    def row(self, number: int, epoch: int, val_loss: float | None) -> None:
+        self.recorder.row(f"id{number}", {"epoch": epoch, "step": epoch * 2, "val_loss": val_loss, "train_loss": 0.5})
+
+
+@pytest.fixture
+def running(sweep: Sweep, tmp_path: Path) -> Iterator[Running]:
+    made = Running(sweep, tmp_path)
+    yield made
+    made.progress.end()
+    made.journal.close()
+
+
+def test_every_planned_trial_is_in_the_results_however_it_ended(running: Running) -> None:
+    recorder = running.recorder
+    for number in (0, 1, 2):
+        recorder.started(f"id{number}")
+        running.row(number, 1, None if number == 1 else 0.5 + number)
+    recorder.ended("id0", "completed", {})
+    recorder.ended("id1", "diverged", {"what": "val_loss", "step": 2, "lr": 1e-3})
+    recorder.end_rest("interrupted", "interrupted")
+    found = results.load(running.directory)
+    assert list(found.trials["status"]) == ["completed", "diverged", "interrupted", "interrupted"]
+    assert list(found.trials["reason"])[2:] == ["interrupted in epoch 2", "interrupted before it started"]
+    assert found.best is not None
+    assert found.best["trial"] == 0
+
+
+def test_the_first_reason_stands(running: Running) -> None:
+    running.recorder.ended("id0", "stopped", {"rule": "asha", "epoch": 1})
+    running.recorder.ended("id0", "completed", {})
+    assert running.recorder.states[0].status == "stopped"
+    assert (running.directory / "journal.jsonl").read_text().count('"end"') == 1
+
+
+def test_best_is_the_best_epoch_of_a_trial_that_did_not_diverge(running: Running) -> None:
+    for epoch, value in ((1, 0.4), (2, 0.6)):
+        running.row(0, epoch, value)
+    running.row(1, 1, 0.1)
+    running.recorder.ended("id1", "diverged", {})
+    best = running.recorder.best()
+    assert best is not None
+    assert (best.trial.number, best.best) == (0, 0.4)
+    assert running.recorder.objective("id0") == 0.4
+
+
+def test_time_left_follows_from_the_pace(running: Running) -> None:
+    assert running.recorder.seconds_left() is None
+    running.clock.now = 10.0
+    running.row(0, 1, 0.5)
+    assert running.recorder.seconds_left() == pytest.approx(10 * 15)
+    running.recorder.ended("id0", "completed", {})
+    assert running.recorder.seconds_left() == pytest.approx(10 * 12), "an ended trial has nothing left"
+
+
+def test_a_line_for_each_ended_trial_where_there_is_no_terminal(running: Running) -> None:
+    running.recorder.started("id0")
+    running.clock.now = 1.0
+    running.row(0, 1, 0.25)
+    assert running.text.getvalue() == ""
+    running.recorder.ended("id0", "completed", {})
+    running.recorder.ended("id1", "failed", {"text": "why"})
+    lines = running.text.getvalue().splitlines()
+    assert lines[0].startswith("[1/4] trial 0 (lr 0.001, depth 1): completed after 1 epochs, best val_loss 0.25; about")
+    assert lines[1].startswith("[2/4] trial 1 (lr 0.001, depth 2): failed after 0 epochs, no finite val_loss")
+
+
+def test_the_live_table_shows_state_epoch_loss_and_best(sweep: Sweep, tmp_path: Path) -> None:
+    running = Running(sweep, tmp_path, terminal=True)
+    running.recorder.started("id0")
+    running.row(0, 3, 0.25)
+    console = Console(file=io.StringIO(), width=100, height=20)
+    console.print(running.progress.render())
+    running.progress.end()
+    running.journal.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "running" in text
+    assert "3/4" in text
+    assert "waiting" in text
+    assert "best: trial 0, 0.25" in text
+    assert "0/4 ended" in text
+
+
+def test_durations_read_like_a_clock() -> None:
+    assert [duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
