@@ -117,9 +117,9 @@ def _call_factory(config: ModelConfig) -> nn.Module:
 
 
 def _output(config: ModelConfig, model: nn.Module, x_shape: Shape) -> Any:
-    """What the model makes of two blank images, float32 [2, C, H, W], in evaluation mode."""
+    """What the model makes of two blank images, float32 [2, C, H, W] in the loader's memory layout, in evaluation mode."""
     was_training = model.training
-    x = torch.zeros(2, x_shape[2], x_shape[0], x_shape[1])
+    x = torch.zeros(2, *x_shape).permute(0, 3, 1, 2)
     try:
         with torch.no_grad():
             return model.eval()(x)

@@ -82,10 +82,17 @@ def test_a_factory_is_called_with_its_params(write: Write) -> None:
     assert model.training
 
 
+CLASS = """
+from torch import nn
+
+class Net(nn.Conv2d):
+    def __init__(self, side):
+        super().__init__(1, 1, side, padding=1)
+"""
+
+
 def test_a_class_can_be_the_factory(write: Write) -> None:
-    write(
-        "from torch import nn\nclass Net(nn.Conv2d):\n    def __init__(self, side):\n        super().__init__(1, 1, side, padding=1)"
-    )
+    write(CLASS)
     checked(own("Net", params={"side": 3}))
     with pytest.raises(ConfigError, match=r"\{'sides': 3\} do not fit it: missing a required argument: 'side'"):
         built(own("Net", params={"sides": 3}))
@@ -203,6 +210,7 @@ class Net(nn.Module):
         ("x[0, :1]", r"= \[2, 1, 8, 6\], it is \[1, 8, 6\]"),
         ("(x, x)", r"must return one tensor, it returned a tuple"),
         ("{'out': x}", r"must return one tensor, it returned a dict"),
+        ("x.view(2, -1)", r"the model raised RuntimeError: view size is not compatible .* Use \.reshape"),
         (
             "self.conv(x)",
             r"on an input of \[2, 1, 8, 6\] the model raised RuntimeError: .*channels.* \(mynet_under_test\.py, line 12\)",

@@ -36,7 +36,7 @@ class Summaries:
 
     Args:
         directory: the trial's directory.
-        dataset: its first 6 validation images go through the model.
+        dataset: 6 of its validation images, those of the report, go through the model.
         experiment: its noise and precision apply to them.
         device: where the model is.
     """
@@ -99,11 +99,11 @@ class Summaries:
 
         is_new = not any(self._directory.glob("events.*"))
         parts = chunks(self._dataset, self._experiment)
-        first = Request(
-            np.concatenate([part.samples for part in parts])[:NUM_IMAGES],
-            np.concatenate([part.keys for part in parts])[:NUM_IMAGES],
-        )
-        (batch,) = Loader(self._dataset.samples, self._experiment.data.noise, self._device).batches([first])
+        samples, keys = (np.concatenate([getattr(part, name) for part in parts]) for name in ("samples", "keys"))
+        # Spread evenly: neighbours may be patches of one photograph. Chosen as evaluate.example_images does.
+        chosen = np.linspace(0, len(samples) - 1, min(NUM_IMAGES, len(samples))).round().astype(np.int64)
+        loader = Loader(self._dataset.samples, self._experiment.data.noise, self._device)
+        (batch,) = loader.batches([Request(samples[chosen], keys[chosen])])
         self._x = batch.x
         # Whatever an attempt before this one wrote from here on is written again: TensorBoard drops it.
         self._writer = SummaryWriter(str(self._directory), purge_step=step)

@@ -47,7 +47,8 @@ class Progress(Watcher):
             self._live.start()
 
     def changed(self, state: TrialState) -> None:
-        if state.has_ended:
+        # Trials that never started end together with the sweep; the report counts them.
+        if state.has_ended and not (state.epoch == 0 and state.status in ("interrupted", "budget")):
             self._console.print(self.line(state), highlight=False)
 
     def end(self) -> None:
@@ -70,7 +71,8 @@ class Progress(Watcher):
 
     def _left(self) -> str:
         left = self._recorder.seconds_left()
-        return f"; about {duration(left)} left" if left else ""
+        ending = any(s.status in ("interrupted", "budget") for s in self._recorder.states.values())
+        return f"; about {duration(left)} left" if left and not ending else ""
 
     def render(self) -> Table:
         """The live table: running trials first, then as many of the others as fit the terminal."""

@@ -63,7 +63,7 @@ def test_images_of_any_number_of_channels_are_clipped_and_shown(tmp_path: Path, 
     dataset = Dataset(Samples(x, x), np.arange(2), np.arange(2, 9), "floats")
     picture = pixels(written(tmp_path, nn.Conv2d(channels, channels, 1), dataset), "image_5/x")
     assert picture.shape == (4, 6, 3)
-    expected = np.round(x[7].clip(0, 1) * 255)[..., :shown]
+    expected = np.round(x[8].clip(0, 1) * 255)[..., :shown]
     np.testing.assert_array_equal(picture, np.broadcast_to(expected, picture.shape))
 
 

@@ -69,6 +69,22 @@ def test_epochs_repeated_after_a_resume_are_not_there_twice(tmp_path: Path, monk
     assert Counter(len(events.Images(tag)) for tag in events.Tags()["images"]) == {1: 10, 4: 5}
 
 
+def test_an_epoch_is_on_the_disk_before_its_row_is_told(tmp_path: Path) -> None:
+    seen = []
+
+    def look(_row: Any) -> None:
+        events = read(tmp_path)
+        tags = ("samples_per_second", "image_5/output", "head/weight", "head/activation")
+        steps = [
+            [event.step for event in of(tag)]
+            for of, tag in zip((events.Scalars, events.Images, events.Histograms, events.Histograms), tags, strict=True)
+        ]
+        seen.append(steps)
+
+    train(observed(), tiny_dataset(20, 8), LocalRuntime(tmp_path, on_row=look))
+    assert seen == [[[3]] * 4, [[3, 6]] * 4]
+
+
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_weights_and_rows_are_the_same_with_and_without(tmp_path: Path, norm: str) -> None:
     settings = {"train__epochs": 3, "data__noise": 0.1, "model__dropout": 0.2, "model__norm": norm, "optim__lr": 1e-2}
