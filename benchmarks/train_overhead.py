@@ -88,7 +88,7 @@ def main() -> None:
         for _ in range(options.alternations):
             with tempfile.TemporaryDirectory() as directory:
                 mine = ours(directory)
-                with environment(RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.25"):
+                with environment(RAY_TRAIN_HEALTH_CHECK_INTERVAL_S="0.25", RAY_TRAIN_ENABLE_PREEMPTION_WATCHER="1"):
                     theirs = bare(directory)
             pairs.append((mine, theirs))
     numbers = {

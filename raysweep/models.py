@@ -196,6 +196,11 @@ class Autoencoder(nn.Module):
         return x[..., top : top + height, left : left + width] if bottom or right else x
 
 
+def uses_batch_norm(model: nn.Module) -> bool:
+    """Whether a model normalises over the batch, so that its result depends on how a batch is split."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
 def count_parameters(model: nn.Module) -> int:
     """Trainable values of a model."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -60,6 +60,13 @@ SETTINGS = [
 ]
 
 
+def test_batch_norm_in_a_users_own_model_on_several_cpu_workers(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "batchnorm_net.py").write_text(
+        "from torch import nn\ndef build():\n    return nn.Sequential(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))\n"
+    )
+    refused(run("train", "--workers", "2", "--set", "model.factory=batchnorm_net:build"), tmp_path, "GroupNorm")
+
+
 @pytest.mark.parametrize(("sets", "texts"), SETTINGS)
 @pytest.mark.parametrize("command", ["train", "tune"])
 def test_a_setting_that_cannot_work(run: Run, tmp_path: Path, command: str, sets: list[str], texts: list[str]) -> None:

@@ -16,6 +16,8 @@ _ENVIRONMENT = {
     # Trials write no CSV, JSON and TensorBoard files of Tune's own: the journal holds the rows.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
+    # Preemption notices are not acted on; the process that looks for them would compete with the first epochs.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # A stopped trial with several workers lets them end at a step boundary before its actor takes the next trial; after
     # Tune's own 2 s the next one would be lost.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "300",

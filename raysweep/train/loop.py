@@ -17,7 +17,7 @@ from raysweep.data.dataset import Dataset
 from raysweep.data.loader import Loader, Request
 from raysweep.data.order import epoch_order, num_steps, sample_keys
 from raysweep.experiment import Experiment
-from raysweep.models import set_sample_keys
+from raysweep.models import set_sample_keys, uses_batch_norm
 from raysweep.plugins import build_model
 from raysweep.train import checkpoint, optim
 from raysweep.train.evaluate import psnr, validation_loss
@@ -54,7 +54,7 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
     raw = build_model(experiment.model, samples.x.shape[1:], samples.y.shape[1:], config.seed).to(device)
     if config.channels_last:
         raw = raw.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if experiment.model.norm == "batch" and runtime.world_size > 1:
+    if runtime.world_size > 1 and uses_batch_norm(raw):
         raw = torch.nn.SyncBatchNorm.convert_sync_batchnorm(raw)  # type: ignore[no-untyped-call]
     parameters = [p for p in raw.parameters() if p.requires_grad]
     optimizer = optim.build(experiment.optim, parameters)
@@ -87,42 +87,42 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
         norm = torch.zeros(())
         next_sync = progress.step + 1
 
-        for plan in plans:
-            step = progress.step
-            rate = optim.learning_rate(experiment.optim, progress.global_step, steps_per_epoch, config.epochs)
-            optim.set_learning_rate(optimizer, rate)
-            optimizer.zero_grad(set_to_none=True)
-            in_step = min(config.batch_size, num_train - step * config.batch_size)
-            seed = step_seed(config.seed, progress.epoch, step, runtime.rank)
-            error = gradient_step.backward(batches, plan, in_step, seed)
-            is_last = step == steps_per_epoch - 1
-            if experiment.optim.clip_norm is not None or is_last:
-                norm = gradient_norm(parameters)
-            if experiment.optim.clip_norm is not None:
-                clip(parameters, norm, experiment.optim.clip_norm)
-            optimizer.step()
-            squared_error += error
-            first_bad = torch.where(torch.isfinite(error), first_bad, first_bad.clamp(max=progress.global_step + 1))
-            progress.step += 1
-            progress.global_step += 1
+        with closing(batches):
+            for plan in plans:
+                step = progress.step
+                rate = optim.learning_rate(experiment.optim, progress.global_step, steps_per_epoch, config.epochs)
+                optim.set_learning_rate(optimizer, rate)
+                optimizer.zero_grad(set_to_none=True)
+                in_step = min(config.batch_size, num_train - step * config.batch_size)
+                seed = step_seed(config.seed, progress.epoch, step, runtime.rank)
+                error = gradient_step.backward(batches, plan, in_step, seed)
+                is_last = step == steps_per_epoch - 1
+                if experiment.optim.clip_norm is not None or is_last:
+                    norm = gradient_norm(parameters)
+                if experiment.optim.clip_norm is not None:
+                    clip(parameters, norm, experiment.optim.clip_norm)
+                optimizer.step()
+                squared_error += error
+                first_bad = torch.where(torch.isfinite(error), first_bad, first_bad.clamp(max=progress.global_step + 1))
+                progress.step += 1
+                progress.global_step += 1
 
-            # All workers agree, about once a second and at the epoch's end, on what comes next.
-            if progress.step == next_sync or is_last:
-                agreed = agree(runtime, first_bad, saver.is_due(), clock.steps_until_sync(progress.step))
-                if math.isfinite(agreed.first_bad):
-                    ended = Outcome("diverged", {"what": "train_loss", "step": int(agreed.first_bad), "lr": rate})
-                    break
-                if (agreed.save or agreed.stop) and not is_last:
-                    clock.add_to(progress)
-                    progress.squared_error += runtime.reduce([float(squared_error)])[0]
-                    squared_error.zero_()
-                    saver.save(progress)
-                if agreed.stop:
-                    ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
-                    if not is_last:
+                # All workers agree, about once a second and at the epoch's end, on what comes next.
+                if progress.step == next_sync or is_last:
+                    agreed = agree(runtime, first_bad, saver.is_due(), clock.steps_until_sync(progress.step))
+                    if math.isfinite(agreed.first_bad):
+                        ended = Outcome("diverged", {"what": "train_loss", "step": int(agreed.first_bad), "lr": rate})
                         break
-                next_sync = progress.step + agreed.steps_until_sync
-        batches.close()
+                    if (agreed.save or agreed.stop) and not is_last:
+                        clock.add_to(progress)
+                        progress.squared_error += runtime.reduce([float(squared_error)])[0]
+                        squared_error.zero_()
+                        saver.save(progress)
+                    if agreed.stop:
+                        ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
+                        if not is_last:
+                            break
+                    next_sync = progress.step + agreed.steps_until_sync
         set_sample_keys(raw, None)
         if ended is not None and ended.status == "interrupted" and progress.step < steps_per_epoch:
             break

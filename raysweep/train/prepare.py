@@ -11,10 +11,18 @@ from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import Dataset, open_dataset, resolved
 from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
-from raysweep.models import Shape, check_depth, count_parameters
+from raysweep.models import Shape, check_depth, count_parameters, uses_batch_norm
 from raysweep.plugins import build_model, check_output, code_fingerprint
 from raysweep.store.keys import trial_key
 from raysweep.train.evaluate import facts
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a model before it is trained: its trainable values, and whether it normalises over the batch."""
+
+    parameters: int
+    batch_norm: bool
 
 
 @dataclass(frozen=True)
@@ -26,14 +34,14 @@ class Prepared:
         dataset: its images.
         facts: what the journal says about them.
         key: the trial's key.
-        parameters: trainable values of the model.
+        model: its size, and whether it normalises over the batch.
     """
 
     experiment: Experiment
     dataset: Dataset
     facts: dict[str, Any]
     key: str
-    parameters: int
+    model: ModelFacts
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
@@ -50,13 +58,13 @@ def prepare(experiment: Experiment) -> Prepared:
     """
     experiment = with_absolute_paths(experiment)
     dataset = open_dataset(experiment.data)
-    parameters = check_model(experiment, dataset)
+    model = check_model(experiment, dataset)
     key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
-    return Prepared(experiment, dataset, facts(dataset, experiment), key, parameters)
+    return Prepared(experiment, dataset, facts(dataset, experiment), key, model)
 
 
-def check_model(experiment: Experiment, dataset: Dataset) -> int:
-    """The number of parameters of a model that fits the images.
+def check_model(experiment: Experiment, dataset: Dataset) -> ModelFacts:
+    """Build the model and see that it fits the images.
 
     Raises:
         ConfigError: it does not fit them, or the user's factory does not keep to the contract.
@@ -68,9 +76,10 @@ def check_model(experiment: Experiment, dataset: Dataset) -> int:
     if experiment.model.factory:
         model = build_model(experiment.model, x_shape, y_shape, experiment.train.seed)
         check_output(experiment.model, model, x_shape, y_shape)
-        return count_parameters(model)
-    with torch.device("meta"):
-        return count_parameters(build_model(experiment.model, x_shape, y_shape, experiment.train.seed))
+    else:
+        with torch.device("meta"):
+            model = build_model(experiment.model, x_shape, y_shape, experiment.train.seed)
+    return ModelFacts(count_parameters(model), uses_batch_norm(model))
 
 
 def shapes(dataset: Dataset) -> tuple[Shape, Shape]:
@@ -79,16 +88,16 @@ def shapes(dataset: Dataset) -> tuple[Shape, Shape]:
     return (int(x[0]), int(x[1]), int(x[2])), (int(y[0]), int(y[1]), int(y[2]))
 
 
-def check_scale(experiment: Experiment, allocation: Allocation) -> None:
+def check_scale(model: ModelFacts, allocation: Allocation) -> None:
     """Refuse what would give other results on several workers.
 
     Raises:
         ConfigError: batch normalisation on several CPU workers, whose statistics would depend on their number.
     """
-    if experiment.model.norm == "batch" and allocation.workers > 1 and not allocation.gpus_per_worker:
+    if model.batch_norm and allocation.workers > 1 and not allocation.gpus_per_worker:
         raise ConfigError(
-            f"model.norm batch on {allocation.workers} CPU workers would normalise over each worker's part of the batch, so the "
-            "result would depend on their number; set model.norm to group, or scale.workers to 1"
+            f"batch normalisation on {allocation.workers} CPU workers would go over each worker's part, so the result "
+            "would depend on their number; set model.norm to group (in your own model: GroupNorm), or scale.workers to 1"
         )
 
 

@@ -81,6 +81,17 @@ def _peer_failed(mailbox: Mailbox) -> bool:
     return False
 
 
+class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
+    """TorchTrainer without the actor that hands out Ray Data sets, which are not used here.
+
+    The workers would wait until its process has imported ray.data; measured with benchmarks/train_overhead.py.
+    """
+
+    def _create_default_callbacks(self) -> list[Any]:
+        callbacks = super()._create_default_callbacks()
+        return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
+
+
 def fit(
     experiment: Experiment,
     directory: Path,
@@ -106,7 +117,7 @@ def fit(
     resources: dict[str, float] = {"CPU": allocation.cpus_per_worker}
     if allocation.gpus_per_worker:
         resources["GPU"] = allocation.gpus_per_worker
-    trainer = ray.train.torch.TorchTrainer(
+    trainer = _Trainer(
         _worker,
         train_loop_config={
             "experiment": experiment.model_dump_json(exclude_unset=True),

@@ -81,29 +81,28 @@ def run(
     check_storage(storage)
     prepared = prepare(experiment)
     if local:
-        allocation = _allocate_local(prepared.experiment)
+        allocation = _allocate_local(prepared)
         return _recorded(prepared, allocation, storage, name, say, on_row, _train_here)
     # On this machine what there is can be known, and refused, before Ray is started.
     if running_cluster() is None:
-        _allocate(prepared.experiment, available_here())
+        _allocate(prepared, available_here())
     with connected(poll_s=experiment.scale.poll_s, verbose=verbose) as cluster:
-        allocation = _allocate(prepared.experiment, cluster.available)
+        allocation = _allocate(prepared, cluster.available)
         say(cluster.describe())
         return _recorded(prepared, allocation, storage, name, say, on_row, _train_on_ray)
 
 
-def _allocate(experiment: Experiment, available: Available) -> Allocation:
-    allocation = allocate(experiment.scale, available, share_cpus=True)
-    check_scale(experiment, allocation)
+def _allocate(prepared: Prepared, available: Available) -> Allocation:
+    allocation = allocate(prepared.experiment.scale, available, share_cpus=True)
+    check_scale(prepared.model, allocation)
     return allocation
 
 
-def _allocate_local(experiment: Experiment) -> Allocation:
-    if experiment.scale.workers > 1:
-        raise ClusterError(
-            f"--local trains in this process with one worker, scale.workers is {experiment.scale.workers}; leave out --local"
-        )
-    return _allocate(experiment, available_here())
+def _allocate_local(prepared: Prepared) -> Allocation:
+    workers = prepared.experiment.scale.workers
+    if workers > 1:
+        raise ClusterError(f"--local trains in this process with one worker, scale.workers is {workers}; leave out --local")
+    return _allocate(prepared, available_here())
 
 
 _Train = Callable[[Prepared, Path, Allocation, Callable[[Row], None]], Outcome]
@@ -154,7 +153,7 @@ def _recorded(
             key=prepared.key,
             overrides={},
             epochs=prepared.experiment.train.epochs,
-            parameters=prepared.parameters,
+            parameters=prepared.model.parameters,
         )
         journal.event("run", trial=0)
 

@@ -76,19 +76,20 @@ def run_sweep(
     check_storage(storage)
     plan = make_plan(sweep)
     if running_cluster() is None:
-        _allocate(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
+        _check(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
     with connected(poll_s=sweep.experiment.scale.poll_s, verbose=verbose) as cluster:
         allocation = allocate(sweep.experiment.scale, cluster.available, share_cpus=False)
-        _allocate(plan, allocation)
+        _check(plan, allocation)
         say(cluster.describe())
         for note in plan.notes:
             say(note)
         return _run(plan, cluster, allocation, storage, verbose, say, watcher or Watcher())
 
 
-def _allocate(plan: Plan, allocation: Allocation) -> None:
+def _check(plan: Plan, allocation: Allocation) -> None:
+    check_scale(plan.prepared.model, allocation)
     for trial in plan.trials:
-        check_scale(plan.experiment(trial.overrides), allocation)
+        check_scale(trial.model, allocation)
 
 
 def _run(
@@ -129,7 +130,7 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
     if best is None:
         return
     experiment = plan.experiment(best.trial.overrides)
-    prepared = Prepared(experiment, plan.dataset(experiment), plan.prepared.facts, best.trial.key, best.trial.parameters)
+    prepared = Prepared(experiment, plan.dataset(experiment), plan.prepared.facts, best.trial.key, best.trial.model)
     try:
         write_examples(directory.trial(best.trial.key), prepared)
     except CheckpointError as error:

@@ -16,7 +16,7 @@ from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import trial_key
-from raysweep.train.prepare import Prepared, check_model, prepare, with_absolute_paths
+from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, with_absolute_paths
 
 DEFAULT_SAMPLES = 16
 _MAX_DRAWS_PER_TRIAL = 100
@@ -29,7 +29,7 @@ class PlannedTrial:
     number: int
     key: str
     overrides: dict[str, Any]
-    parameters: int
+    model: ModelFacts
 
 
 @dataclass
@@ -73,13 +73,13 @@ class Plan:
         """
         experiment = self.experiment(overrides)
         dataset = self.dataset(experiment)
-        parameters = check_model(experiment, dataset)
+        model = check_model(experiment, dataset)
         key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
         if key in self._keys:
             return None
         # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.
         shown = {name: _plain(experiment.get(name)) for name in overrides}
-        trial = PlannedTrial(len(self.trials), key, shown, parameters)
+        trial = PlannedTrial(len(self.trials), key, shown, model)
         self.trials.append(trial)
         self._keys.add(key)
         return trial
@@ -126,8 +126,11 @@ def make_plan(sweep: Sweep) -> Plan:
     plan = Plan(resolved, prepared, [], wanted)
     _check_corners(plan)
     if sweep.search.algorithm == "grid":
-        for overrides in grid(sweep):
-            plan.add(overrides)
+        repeats = [overrides for overrides in grid(sweep) if plan.add(overrides) is None]
+        if repeats:
+            plan.notes.append(
+                f"{len(repeats)} combinations mean the same training as another one and run once, such as {repeats[0]}"
+            )
         plan.num_planned = len(plan.trials)
         return plan
     distinct = num_combinations(sweep)

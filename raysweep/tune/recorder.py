@@ -55,7 +55,7 @@ class SweepRecorder:
     def _planned(self, trial: PlannedTrial) -> None:
         self.states[trial.number] = TrialState(trial)
         epochs = self.plan.sweep.experiment.train.epochs
-        fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.parameters}
+        fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
         self._journal.event("trial", durable=False, trial=trial.number, **fields)
 
     def _state(self, trial_id: str) -> TrialState:

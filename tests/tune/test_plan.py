@@ -25,12 +25,13 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
     ]
     assert [t.number for t in plan.trials] == [0, 1, 2, 3]
     assert plan.num_planned == 4
-    assert plan.trials[0].parameters > plan.trials[1].parameters
+    assert plan.trials[0].model.parameters > plan.trials[1].model.parameters
 
 
 def test_values_that_mean_the_same_are_one_trial() -> None:
     plan = make_plan(sweep({"optim.lr": {"choice": [1e-3, "1e-3", 2e-3]}}))
     assert [t.overrides["optim.lr"] for t in plan.trials] == [1e-3, 2e-3]
+    assert plan.notes == ["1 combinations mean the same training as another one and run once, such as {'optim.lr': '1e-3'}"]
 
 
 def test_random_draws_are_distinct_and_follow_the_seed() -> None:
@@ -92,3 +93,8 @@ def test_swept_data_is_read_as_swept() -> None:
     plan = make_plan(sweep({"data.noise": {"grid": [0.0, 0.5]}}))
     assert [plan.experiment(t.overrides).data.noise for t in plan.trials] == [0.0, 0.5]
     assert len({t.key for t in plan.trials}) == 2
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("sweeps/*.yaml")), ids=lambda path: path.stem)
+def test_the_ready_sweeps_can_be_planned(path: Path) -> None:
+    assert make_plan(Sweep.from_file(path)).num_planned >= 16
