@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -94,3 +95,18 @@ for name in {WITHOUT_TORCH_AND_RAY!r}:
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_new_ray_touches_two_places() -> None:
+    """import-linter cannot tell ray.train from ray, so the imports are read here."""
+    places: dict[str, set[str]] = {"ray.train": set(), "ray.tune": set()}
+    for path in sorted((ROOT / "raysweep").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            for part, found in places.items():
+                if any(name == part or name.startswith(f"{part}.") for name in names):
+                    found.add(path.relative_to(ROOT).as_posix())
+    assert places["ray.train"] == {"raysweep/train/ray_runtime.py"}
+    assert all(place.startswith("raysweep/tune/") for place in places["ray.tune"])
