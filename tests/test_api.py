@@ -99,5 +99,7 @@ def test_the_package_names_its_api_and_imports_it_late() -> None:
         "import raysweep.train.loop\n"
         "assert callable(raysweep.train)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -35,7 +35,7 @@ def write(tmp_path: Path, text: str) -> Path:
 def test_the_default_sweep_is_the_documented_one() -> None:
     sweep = Sweep.from_file()
     assert default_sweep_path().name == "lr_depth.yaml"
-    assert sweep.space["optim.lr"].values() == [1e-4, 1e-3, 1e-2, 1e-1]
+    assert sweep.space["optim.lr"].values() == [3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
     assert sweep.space["model.depth"].values() == [1, 2, 3, 4]
     assert sweep.short_names() == {"optim.lr": "lr", "model.depth": "depth"}
 

@@ -54,6 +54,10 @@ def _rounded(name: str, value: Any) -> Any:
 class JournalWriter:
     """Appends events. A torn last line, left by a killed writer, is cut off when the file is opened.
 
+    Attributes:
+        broken: the error of the last event that could not be written, for whoever calls through code of others that
+            wraps it in an error of its own.
+
     Raises:
         StoreError: the file cannot be written (full disk, permission); what was written before stays readable.
     """
@@ -62,6 +66,7 @@ class JournalWriter:
         self.path = path
         self._clock = clock
         self._columns: list[str] = []
+        self.broken: StoreError | None = None
         try:
             self._file = path.open("ab")
             self._cut_torn_line()
@@ -94,7 +99,8 @@ class JournalWriter:
                 os.fsync(self._file.fileno())
         except OSError as error:
             self._drop_half_line(start)
-            raise self._error(error) from error
+            self.broken = self._error(error)
+            raise self.broken from error
 
     def _drop_half_line(self, start: int) -> None:
         # The buffer still holds the line, and closing tries to write it again: so close first, then cut.

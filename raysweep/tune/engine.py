@@ -113,6 +113,10 @@ def _run(
         watcher.begin(recorder)
         try:
             status = _tune(plan, recorder, directory, allocation, at_once, verbose, say)
+        except Exception:
+            if journal.broken is not None:
+                raise journal.broken from None  # Ray Tune has made an error of its own of it
+            raise
         finally:
             watcher.end()
         if status != "completed":
