@@ -121,6 +121,9 @@ class Sweep(Section):
             ]
             if self.search.num_samples is not None:
                 mistakes.append("search.num_samples goes with random and tpe; grid runs every combination once")
+        epochs, grace = self.experiment.train.epochs, self.scheduler.grace_period
+        if self.scheduler.name != "none" and grace >= epochs:
+            mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
         return self
@@ -132,16 +135,20 @@ class Sweep(Section):
             return [unknown_key(f"space.{key}", names or list(Experiment.model_fields))]
         operational = parents[:1] == ["scale"] or (parents == ["train"] and last in OPERATIONAL["train"])
         if operational or [*parents, last] in (["data", "path"], ["data", "target_path"]):
+            if key == "train.epochs":
+                return [f"space.{key}: a trial keeps its best epoch, so one long trial holds all shorter ones; set {key} instead"]
             return [
                 f"space.{key}: it does not change what is learned from the same images; trials would differ in the clock only"
             ]
         mistakes = []
-        for value in domain.corners():
+        for value in domain.probes():
             try:
                 self.experiment.with_overrides({key: value})
             except ConfigError as error:
                 lines = str(error).splitlines()
-                mistakes.append(f"space.{key}: {value!r}: {'; '.join(s.strip() for s in lines[1:] or lines)}")
+                text = "; ".join(s.strip() for s in lines[1:] or lines)
+                hint = "; use {randint: [low, high]} or {choice: [...]} for whole numbers" if "valid integer" in text else ""
+                mistakes.append(f"space.{key}: {value!r}: {text}{hint}")
         return mistakes
 
     @classmethod
@@ -168,7 +175,12 @@ class Sweep(Section):
             for key, value in parse_set(sets or []).items()
         }
         space = {k.removeprefix("space."): v for k, v in overrides.items() if k.startswith("space.")}
-        tree: dict[str, Any] = merge(read_mapping(source), {k: v for k, v in overrides.items() if not k.startswith("space.")})
+        content = read_mapping(source)
+        if path and content and not set(content) - set(Experiment.model_fields):
+            raise ConfigError(
+                f"{path} holds an experiment, not a sweep: put it under `experiment:` beside a `space:`, or train it"
+            )
+        tree: dict[str, Any] = merge(content, {k: v for k, v in overrides.items() if not k.startswith("space.")})
         if not isinstance(tree.get("space") or {}, Mapping):
             raise ConfigError(f"{source}: space must map settings to domains, got {tree['space']!r}")
         if space:

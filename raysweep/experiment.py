@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from typing_extensions import Self
 
+from raysweep.errors import ConfigError
 from raysweep.yamlfile import config_error, merge, parse_set, read_mapping
 
 
@@ -143,7 +144,7 @@ class OptimConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: PositiveFloat = 1e-3
-    """Learning rate at the end of the warm-up."""
+    """After the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """adam, sgd: added to the gradient; adamw: decoupled."""
     momentum: Fraction = 0.0
@@ -241,6 +242,8 @@ class Experiment(Section):
     def from_file(cls, path: str | Path | None, sets: list[str] | None = None) -> Self:
         """A checked experiment from a YAML file (None: all defaults) and `key=value` overrides."""
         tree = read_mapping(Path(path)) if path else {}
+        if "space" in tree:
+            raise ConfigError(f"{path} holds a sweep, not an experiment: run it with raysweep.tune")
         return validated(cls, merge(tree, parse_set(sets or [])), str(path or "experiment"))
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> Self:
@@ -281,7 +284,6 @@ OPERATIONAL = {
     },
 }  # fmt: skip
 """Settings that change where, how fast, how long or under which name a model is trained, but not what it learns."""
-
 
 T = TypeVar("T", bound=Section)
 

@@ -101,12 +101,19 @@ class Domain:
         return None
 
     def corners(self) -> list[Any]:
-        """The values to try a setting's rules on: all of a list, both ends of a range."""
+        """The outermost values: all of a list, both ends of a range."""
         if self.kind in ("choice", "grid"):
             return list(self.args)
         if self.kind == "randint":
             return [self.args[0], self.args[1] - 1]
         return [self.args[0], self.args[1]]
+
+    def probes(self) -> list[Any]:
+        """Values to try a setting's rules on: the corners, and inside a range one that is no whole number."""
+        if self.kind in ("uniform", "loguniform"):
+            low, high = self.args
+            return [low, high, low + (high - low) * 0.381966]
+        return [*self.corners(), self.args[0] + self.args[2]] if self.kind == "quniform" else self.corners()
 
     def sample(self, rng: np.random.Generator) -> Any:
         """One random value; floats keep 6 digits of the range, so that tables and trial keys show them whole."""

@@ -168,7 +168,7 @@ def test_get_reads_dotted_keys() -> None:
         ({"space": {"optim.lr": {"grid": [0.1, -1]}}}, "space.optim.lr: -1"),
         ({"space": {"model.depth": {"randint": [1, 99]}}}, "space.model.depth: 98"),
         ({"space": {"optim.lr": {"uniform": [0.1, 1]}}}, "grid needs listed values"),
-        ({"space": {"train.epochs": {"grid": [1, 2]}}}, "the clock only"),
+        ({"space": {"train.epochs": {"grid": [1, 2]}}}, "keeps its best epoch"),
         ({"space": {"scale.workers": {"grid": [1, 2]}}}, "the clock only"),
         ({"space": {"model.params.width": {"grid": [1, 2]}}}, "model.params needs model.factory"),
         ({"space": SPACE, "search": {"num_samples": 3}}, "num_samples goes with random"),

@@ -140,16 +140,16 @@ def connected(*, poll_s: float = 0.1, verbose: bool = False) -> Iterator[Cluster
 
 
 def _logging(verbose: bool) -> dict[str, object]:
-    return {} if verbose else {"logging_level": logging.ERROR}
+    return {} if verbose else {"logging_level": logging.CRITICAL}
 
 
 @contextlib.contextmanager
 def _quiet(verbose: bool) -> Iterator[None]:
-    """Ray's own loggers at ERROR for the time of a block."""
+    """Ray's own loggers quiet for the time of a block: what matters of their errors is told by raysweep."""
     loggers = [] if verbose else [logging.getLogger(name) for name in ("ray", "ray.tune", "ray.train", "ray.data")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)
+        logger.setLevel(logging.CRITICAL)
     try:
         yield
     finally:

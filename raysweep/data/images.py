@@ -94,6 +94,8 @@ def decode(path: Path, channels: str | None, size: tuple[int, int] | None) -> Pi
     try:
         with Image.open(path) as opened:
             return _pixels(ImageOps.exif_transpose(opened), channels, size)
+    except PermissionError:
+        raise DataError(f"image files must be readable, got {path}: permission denied; change its permissions") from None
     except Exception as error:  # Pillow's plug-ins raise anything on a damaged file
         raise DataError(
             f"image files must be whole and readable, got {path}: {type(error).__name__}: {error}; repair or remove the file"

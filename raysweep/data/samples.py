@@ -62,7 +62,7 @@ class Samples:
         if len(x) == 0:
             raise DataError("there must be images, got 0 images; set data.path to where they are")
         if len(x) < 2:
-            raise DataError("at least 2 samples are needed, to train and to validate, got 1; raise data.count or add samples")
+            raise DataError("at least 2 samples are needed, to train and to validate, got 1; add samples, or raise data.count")
         _check_finite(x, "X")
         if y is not x:
             _check_finite(y, "Y")

@@ -50,6 +50,8 @@ def _comparisons(loss: Any, against: Mapping[str, float]) -> list[str]:
         return []
     texts = []
     for name, baseline in against.items():
+        if baseline <= 0:
+            continue  # X is Y: the input itself is perfect, and nothing can be better
         ratio = baseline / float(loss)
         if ratio > 1.05:
             texts.append(f"{times(ratio)} below the {name}")
@@ -123,7 +125,7 @@ def remarks(results: Results) -> list[str]:
             "The best trial is not better than answering every input with the mean image: no trial has learned anything "
             "about single images. Look at the learning rate, the pairs of X and Y, and the number of epochs."
         )
-    if results.sweep:
+    if results.sweep and results.finished == "completed":  # else values further out may not have run yet
         texts += edge_hints(results.sweep, dict(best), results.trials.to_dict("list"))
     gained = _last_gain(results, int(best["trial"]))
     if gained > 0.02 and best["status"] in ("completed", "budget"):

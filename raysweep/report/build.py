@@ -62,7 +62,7 @@ def _parquet(results: Results) -> bytes:
 def _store_error(path: Path, error: OSError) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreError(
-            f"cannot write {path}: the disk is full; the journal is kept. Free some room and build the report again"
+            f"cannot write {path}: the disk is full; the journal is kept. Free some room, then: python -m raysweep.report DIR"
         )
     why = error.strerror or str(error)
     return StoreError(

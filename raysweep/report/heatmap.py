@@ -181,8 +181,8 @@ def _apart(values: Axis) -> bool:
 
 def _finish(figure: Figure, axes: Any, results: Results, content: Map, norm: tuple[Any, bool] | None, filled: bool) -> None:
     """Labels, title, colour bar and legend; `filled`: the legend shows cells, else markers."""
-    axes.set_xlabel(_label(content.x), labelpad=6)
-    axes.set_ylabel(_label(content.y) if content.y is not None else results.metric, labelpad=6)
+    axes.set_xlabel(_label(content.x, filled), labelpad=6)
+    axes.set_ylabel(_label(content.y, filled) if content.y is not None else results.metric, labelpad=6)
     _title(axes, results, content)
     if norm is not None:
         scale, cut = norm
@@ -209,8 +209,15 @@ def _legend(axes: Any, content: Map, filled: bool) -> list[Any]:
     return rings + [axes.scatter([], [], label=_WORDS.get(kind, kind), **_MARKERS[kind]) for kind in kinds]
 
 
-def _label(values: Axis) -> str:
-    return shortened(values.name, 60) + (" (log scale)" if values.log else "")
+def _label(values: Axis, filled: bool) -> str:
+    is_log = values.log and (not filled or _even_ratios([float(v) for v in values.values]))
+    return shortened(values.name, 60) + (" (log scale)" if is_log else "")
+
+
+def _even_ratios(values: list[float]) -> bool:
+    """Whether columns of one width show these values to a logarithmic scale, give or take a third."""
+    steps = np.diff(np.log(values))
+    return bool(steps.max() <= 1.34 * steps.min())
 
 
 def _curve(results: Results, content: Map) -> Figure:

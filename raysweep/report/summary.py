@@ -26,8 +26,9 @@ def finish(directory: Path) -> None:
         StoreError: the directory holds no journal, or the report cannot be written.
     """
     results = load(directory)
-    path = write_report(results)
+    # The answer first: it needs no room on the disk.
     print_summary(results, console())
+    path = write_report(results)
     # Not through rich: a path that is wrapped or coloured cannot be copied.
     print(shown_path(path))
 

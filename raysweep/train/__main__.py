@@ -10,6 +10,7 @@ import typer
 from raysweep.console import commandline, console, run
 from raysweep.experiment import Experiment
 from raysweep.report.summary import finish
+from raysweep.store.results import describe_end
 
 
 @commandline
@@ -47,7 +48,8 @@ def command(
         say=lambda text: out.print(text, highlight=False),
         on_row=show,
     )
-    out.print(f"{outcome.status} {outcome.reason or ''}".rstrip(), highlight=False)
+    why = describe_end({"status": outcome.status, "reason": outcome.reason})
+    out.print(f"{outcome.status}: {why}" if why else outcome.status, highlight=False)
     finish(directory.path)
     return 130 if outcome.status == "interrupted" else 1 if outcome.status == "diverged" else 0
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import Dataset, open_dataset, resolved
+from raysweep.data.order import num_steps
 from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
 from raysweep.models import Shape, check_depth, count_parameters, uses_batch_norm
@@ -35,6 +37,7 @@ class Prepared:
         facts: what the journal says about them.
         key: the trial's key.
         model: its size, and whether it normalises over the batch.
+        notes: settings that can work but are seldom meant, for people.
     """
 
     experiment: Experiment
@@ -42,6 +45,7 @@ class Prepared:
     facts: dict[str, Any]
     key: str
     model: ModelFacts
+    notes: tuple[str, ...] = ()
 
 
 def with_absolute_paths(experiment: Experiment) -> Experiment:
@@ -60,7 +64,26 @@ def prepare(experiment: Experiment) -> Prepared:
     dataset = open_dataset(experiment.data)
     model = check_model(experiment, dataset)
     key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
-    return Prepared(experiment, dataset, facts(dataset, experiment), key, model)
+    return Prepared(experiment, dataset, facts(dataset, experiment), key, model, tuple(unusual(experiment, dataset)))
+
+
+def unusual(experiment: Experiment, dataset: Dataset) -> list[str]:
+    """What a user should hear before a night is spent on it."""
+    notes = []
+    num_train, train, samples = len(dataset.train), experiment.train, dataset.samples
+    if train.batch_size > num_train:
+        notes.append(f"train.batch_size {train.batch_size} is more than the {num_train} training samples: one step an epoch")
+    steps = num_steps(num_train, train.batch_size) * train.epochs
+    if experiment.optim.warmup_steps >= steps:
+        notes.append(f"optim.warmup_steps {experiment.optim.warmup_steps} of {steps} steps: the learning rate is never reached")
+    if samples.x.dtype == np.float32:
+        first = samples.x[:256]
+        if float(np.abs(first).max()) > 10:
+            notes.append(
+                f"X holds floats up to {float(np.abs(first).max()):.4g}; floats are taken as they are, and 1 is the range of a "
+                "pixel: store images as uint8 or uint16, or divide them"
+            )
+    return notes
 
 
 def check_model(experiment: Experiment, dataset: Dataset) -> ModelFacts:

@@ -80,6 +80,8 @@ def run(
     """
     check_storage(storage)
     prepared = prepare(experiment)
+    for note in prepared.notes:
+        say(f"note: {note}")
     if local:
         allocation = _allocate_local(prepared)
         return _recorded(prepared, allocation, storage, name, say, on_row, _train_here)

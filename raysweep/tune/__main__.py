@@ -39,7 +39,12 @@ def command(
             "The same command starts the sweep anew beside it.",
             highlight=False,
         )
-    finish(finished.directory.path)
+    try:
+        finish(finished.directory.path)
+    except KeyboardInterrupt:
+        where = shown_path(finished.directory.path)
+        out.print(f"no report was written; python -m raysweep.report {where} writes it", highlight=False)
+        return 130
     return finished.exit_code
 
 

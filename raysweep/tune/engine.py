@@ -33,10 +33,10 @@ class Finished:
 
     @property
     def exit_code(self) -> int:
-        """0; 1 where every trial failed; 130 where it was interrupted."""
+        """0; 1 where every trial failed or there was none; 130 where it was interrupted."""
         if self.status == "interrupted":
             return 130
-        return 1 if self.trial_statuses and all(s == "failed" for s in self.trial_statuses) else 0
+        return 1 if all(s == "failed" for s in self.trial_statuses) else 0
 
 
 class Watcher:
@@ -82,7 +82,7 @@ def run_sweep(
         _check(plan, allocation)
         say(cluster.describe())
         for note in plan.notes:
-            say(note)
+            say(f"note: {note}")
         return _run(plan, cluster, allocation, storage, verbose, say, watcher or Watcher())
 
 
@@ -110,6 +110,7 @@ def _run(
             "start", sweep=content, experiment=experiment, data=plan.prepared.facts, planned=plan.num_planned, at_once=at_once
         )
         recorder = SweepRecorder(plan, journal, watcher.changed)
+        num_notes = len(plan.notes)
         watcher.begin(recorder)
         try:
             status = _tune(plan, recorder, directory, allocation, at_once, verbose, say)
@@ -119,6 +120,8 @@ def _run(
             raise
         finally:
             watcher.end()
+        for note in plan.notes[num_notes:]:
+            say(f"note: {note}")
         if status != "completed":
             recorder.end_rest(status, "interrupted" if status == "interrupted" else "budget.wall_time_s was spent")
         recorder.end_rest("failed", "Ray Tune ended the trial without saying why")

@@ -123,7 +123,7 @@ def make_plan(sweep: Sweep) -> Plan:
     prepared = prepare_base(sweep)
     resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
     wanted = sweep.search.num_samples or DEFAULT_SAMPLES
-    plan = Plan(resolved, prepared, [], wanted)
+    plan = Plan(resolved, prepared, [], wanted, list(prepared.notes))
     _check_corners(plan)
     if sweep.search.algorithm == "grid":
         repeats = [overrides for overrides in grid(sweep) if plan.add(overrides) is None]

@@ -29,6 +29,12 @@ def number(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def shortened(lines: list[str], width: int = 160) -> str:
+    """The first line of an error, cut to a width that a terminal shows."""
+    first = lines[0] if lines else ""
+    return first if len(first) <= width else first[: width - 3] + "..."
+
+
 class Progress(Watcher):
     """Shows a sweep on a console."""
 
@@ -36,6 +42,7 @@ class Progress(Watcher):
         self._console = console
         self._live: Live | None = None
         self._began = time.monotonic()
+        self._attempts: dict[int, int] = {}
 
     def begin(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
@@ -48,6 +55,10 @@ class Progress(Watcher):
 
     def changed(self, state: TrialState) -> None:
         # Trials that never started end together with the sweep; the report counts them.
+        if state.status == "running" and state.attempts > self._attempts.get(state.trial.number, 1):
+            self._attempts[state.trial.number] = state.attempts
+            again = f"trial {state.trial.number} ({self.settings(state)}): its process was lost; it goes on from"
+            self._console.print(f"{again} epoch {state.epoch + 1}, attempt {state.attempts}", highlight=False)
         if state.has_ended and not (state.epoch == 0 and state.status in ("interrupted", "budget")):
             self._console.print(self.line(state), highlight=False)
 
@@ -64,9 +75,12 @@ class Progress(Watcher):
         """One line for a trial that has ended."""
         metric = self._recorder.plan.sweep.objective.metric
         ended = sum(s.has_ended for s in self._recorder.states.values())
-        best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}"
+        best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}" if state.epoch else ""
+        if state.status == "failed":
+            best = shortened(str(state.reason.get("text", "")).splitlines())
         text = f"[{ended}/{self._recorder.plan.num_planned}] trial {state.trial.number} ({self.settings(state)}): "
-        tail = f" after {state.epoch} epochs, {best}{self._left()}"
+        after = f" after {state.epoch} epochs" if state.epoch else " before its first epoch ended"
+        tail = f"{after}{', ' if best else ''}{best}{self._left()}"
         return Text.assemble(text, (state.status, _STYLES.get(state.status, "")), tail)
 
     def _left(self) -> str:

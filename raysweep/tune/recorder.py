@@ -21,6 +21,7 @@ class TrialState:
     value: float | None = None
     best: float | None = None
     reason: dict[str, Any] = field(default_factory=dict)
+    attempts: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -71,6 +72,7 @@ class SweepRecorder:
         """A trial's actor has it."""
         state = self._state(trial_id)
         state.status = "running"
+        state.attempts += 1
         self._journal.event("run", durable=False, trial=state.trial.number)
         self._changed(state)
 

@@ -88,14 +88,16 @@ class TpeSearcher(NotSaved, Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if len(self._plan.trials) >= self._plan.num_planned:
             return str(Searcher.FINISHED)
+        refused = ""
         for attempt in range(_MAX_REPEATS):
             asked = f"{trial_id}#{attempt}"
             values = self._optuna.suggest(asked)
             overrides = {key: _value(domain, values[key]) for key, domain in self._plan.sweep.space.items()}
             try:
                 trial = self._plan.add(overrides)
-            except RaysweepError:
+            except RaysweepError as error:
                 self._tell(asked, None)  # between feasible ends of a range: never worth another try near it
+                refused = str(error)
                 continue
             if trial is None:
                 self._tell(asked, self._known.get(repr(overrides)))
@@ -103,7 +105,9 @@ class TpeSearcher(NotSaved, Searcher):  # type: ignore[misc]
             self._asked[trial_id] = (asked, repr(overrides))
             self._assigned(trial_id, trial)
             return as_config(trial)
-        self._plan.num_planned = len(self._plan.trials)  # nothing new to find: the space is used up
+        # Nothing new to find: the space is used up, or what is left of it cannot be trained.
+        self._plan.num_planned = len(self._plan.trials)
+        self._plan.notes.append(f"{self._plan.num_planned} trials ran: the searcher found no other one {refused}".rstrip())
         return str(Searcher.FINISHED)
 
     def _tell(self, asked: str, value: float | None) -> None:

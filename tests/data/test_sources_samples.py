@@ -102,7 +102,7 @@ def test_other_shapes_are_refused(shape):
 def test_too_few():
     with pytest.raises(DataError, match=r"0 images.*data.path"):
         of(images(0))
-    with pytest.raises(DataError, match=r"at least 2 samples.*got 1; raise data\.count"):
+    with pytest.raises(DataError, match=r"at least 2 samples.*got 1; add samples, or raise data\.count"):
         of(images(1))
 
 

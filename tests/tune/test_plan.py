@@ -14,7 +14,7 @@ from raysweep.tune.plan import make_plan
 
 
 def sweep(space: dict[str, Any], experiment: dict[str, Any] | None = None, **search: Any) -> Sweep:
-    base = {"data": {"source": "digits", "count": 50}, **(experiment or {})}
+    base = {"data": {"source": "digits", "count": 50}, "train": {"batch_size": 8}, **(experiment or {})}
     return Sweep.from_dict({"experiment": base, "space": space, "search": search})
 
 
@@ -98,3 +98,33 @@ def test_swept_data_is_read_as_swept() -> None:
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("sweeps/*.yaml")), ids=lambda path: path.stem)
 def test_the_ready_sweeps_can_be_planned(path: Path) -> None:
     assert make_plan(Sweep.from_file(path)).num_planned >= 16
+
+
+def test_a_range_of_fractions_for_a_whole_number_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use .randint"):
+        sweep({"model.depth": {"uniform": [1, 3]}}, algorithm="tpe", num_samples=3)
+
+
+def test_early_stopping_that_could_never_stop_is_refused() -> None:
+    content = {"experiment": {"train": {"epochs": 2}}, "space": {"optim.lr": {"grid": [1e-3]}}}
+    with pytest.raises(ConfigError, match="grace_period 2 of 2 epochs"):
+        Sweep.from_dict({**content, "scheduler": {"name": "asha", "grace_period": 2}})
+
+
+def test_settings_that_are_seldom_meant_are_noted() -> None:
+    experiment = {"train": {"batch_size": 500, "epochs": 1}, "optim": {"warmup_steps": 10}}
+    notes = make_plan(sweep({"model.depth": {"grid": [1]}}, experiment)).notes
+    assert len(notes) == 2
+    assert "more than the 40 training samples" in notes[0]
+    assert "never reached" in notes[1]
+
+
+def test_a_file_of_the_other_kind_is_told_apart(tmp_path: Path) -> None:
+    from raysweep.config import Experiment
+
+    (tmp_path / "e.yaml").write_text("train: {epochs: 1}")
+    (tmp_path / "s.yaml").write_text("space: {optim.lr: {grid: [1e-3]}}")
+    with pytest.raises(ConfigError, match="holds an experiment, not a sweep"):
+        Sweep.from_file(tmp_path / "e.yaml")
+    with pytest.raises(ConfigError, match="holds a sweep, not an experiment"):
+        Experiment.from_file(tmp_path / "s.yaml")

@@ -114,7 +114,14 @@ def test_a_line_for_each_ended_trial_where_there_is_no_terminal(running: Running
     running.recorder.ended("id1", "failed", {"text": "why"})
     lines = running.text.getvalue().splitlines()
     assert lines[0].startswith("[1/4] trial 0 (lr 0.001, depth 1): completed after 1 epochs, best val_loss 0.25; about")
-    assert lines[1].startswith("[2/4] trial 1 (lr 0.001, depth 2): failed after 0 epochs, no finite val_loss")
+    assert lines[1].startswith("[2/4] trial 1 (lr 0.001, depth 2): failed before its first epoch ended, why")
+
+
+def test_a_lost_process_is_told_with_what_it_goes_on_from(running: Running) -> None:
+    running.recorder.started("id0")
+    running.row(0, 1, 0.25)
+    running.recorder.started("id0")
+    assert "trial 0 (lr 0.001, depth 1): its process was lost; it goes on from epoch 2, attempt 2" in running.text.getvalue()
 
 
 def test_the_live_table_shows_state_epoch_loss_and_best(sweep: Sweep, tmp_path: Path) -> None:
