@@ -144,7 +144,7 @@ class OptimConfig(Section):
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: PositiveFloat = 1e-3
-    """After the warm-up."""
+    """Learning rate at the end of the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """adam, sgd: added to the gradient; adamw: decoupled."""
     momentum: Fraction = 0.0
