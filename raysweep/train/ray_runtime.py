@@ -97,7 +97,6 @@ def fit(
     directory: Path,
     allocation: Allocation,
     on_row: Callable[[Row], None],
-    stop_requested: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Train an experiment on Ray's workers; blocks until they have ended.
 
@@ -106,7 +105,6 @@ def fit(
         directory: the trial's directory, which every machine must see.
         allocation: workers and what each holds.
         on_row: called in this thread with each row; what it raises ends the run cleanly and is raised again.
-        stop_requested: asked about ten times a second.
 
     Raises:
         TrialError: a worker failed, with its traceback, or workers were lost too often.
@@ -146,16 +144,14 @@ def fit(
     thread = threading.Thread(target=run, name="raysweep-fit", daemon=True)
     thread.start()
     try:
-        _follow(thread, mailbox, on_row, stop_requested)
+        _follow(thread, mailbox, on_row)
         return _outcome(mailbox, failed)
     finally:
         mailbox.close()
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _follow(
-    thread: threading.Thread, mailbox: Mailbox, on_row: Callable[[Row], None], stop_requested: Callable[[], bool]
-) -> None:
+def _follow(thread: threading.Thread, mailbox: Mailbox, on_row: Callable[[Row], None]) -> None:
     """Pass rows on until the trainer has ended. An exception asks the workers to stop, and is raised when they have."""
     raised: BaseException | None = None
     refused = False  # by on_row, which is not called again: a trial that Ray Tune has stopped would wait for ever in it
@@ -167,8 +163,6 @@ def _follow(
                 refused = True
                 on_row(row)
                 refused = False
-            if stop_requested():
-                mailbox.request_stop()
         except BaseException as error:
             if raised is not None:
                 raise  # asked a second time: leave at once

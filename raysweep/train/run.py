@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import platform
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from raysweep import __version__
 from raysweep.cluster.join import available_here, connected, running_cluster
 from raysweep.cluster.resources import Allocation, Available, allocate
+from raysweep.cluster.shared import check_shared
 from raysweep.errors import ClusterError, RaysweepError, TrialError
 from raysweep.experiment import Experiment
 from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
@@ -84,14 +86,16 @@ def run(
         say(f"note: {note}")
     if local:
         allocation = _allocate_local(prepared)
-        return _recorded(prepared, allocation, storage, name, say, on_row, _train_here)
+        return _recorded(prepared, allocation, SweepDirectory.create(storage, name), say, on_row, _train_here)
     # On this machine what there is can be known, and refused, before Ray is started.
     if running_cluster() is None:
         _allocate(prepared, available_here())
     with connected(poll_s=experiment.scale.poll_s, verbose=verbose) as cluster:
         allocation = _allocate(prepared, cluster.available)
         say(cluster.describe())
-        return _recorded(prepared, allocation, storage, name, say, on_row, _train_on_ray)
+        directory = SweepDirectory.create(storage, name)
+        check_shared(directory, cluster)
+        return _recorded(prepared, allocation, directory, say, on_row, _train_on_ray)
 
 
 def _allocate(prepared: Prepared, available: Available) -> Allocation:
@@ -125,8 +129,6 @@ def _train_here(prepared: Prepared, directory: Path, allocation: Allocation, on_
     except RaysweepError:
         raise
     except Exception as error:
-        import traceback
-
         raise TrialError(f"{type(error).__name__}: {error}", traceback.format_exc()) from error
     finally:
         torch.set_num_threads(threads)
@@ -135,13 +137,11 @@ def _train_here(prepared: Prepared, directory: Path, allocation: Allocation, on_
 def _recorded(
     prepared: Prepared,
     allocation: Allocation,
-    storage: Path,
-    name: str,
+    directory: SweepDirectory,
     say: Say,
     on_row: Callable[[Row], None],
     how: _Train,
 ) -> tuple[SweepDirectory, Outcome]:
-    directory = SweepDirectory.create(storage, name)
     directory.write_manifest(manifest())
     trial = directory.trial(prepared.key)
     trial.mkdir(parents=True)
