@@ -10,10 +10,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from raysweep.report.tables import shortened
 from raysweep.tune.engine import Watcher
 from raysweep.tune.recorder import SweepRecorder, TrialState
 
 _STYLES = {"running": "cyan", "completed": "green", "stopped": "yellow", "diverged": "red", "failed": "bold red"}
+_WIDTH = 160  # characters of an error in a line
 _ROOM = 6  # lines for the table's frame and the summary
 
 
@@ -27,12 +29,6 @@ def duration(seconds: float) -> str:
 def number(value: Any) -> str:
     """A metric or a setting in a table."""
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def shortened(lines: list[str], width: int = 160) -> str:
-    """The first line of an error, cut to a width that a terminal shows."""
-    first = lines[0] if lines else ""
-    return first if len(first) <= width else first[: width - 3] + "..."
 
 
 class Progress(Watcher):
@@ -77,7 +73,7 @@ class Progress(Watcher):
         ended = sum(s.has_ended for s in self._recorder.states.values())
         best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}" if state.epoch else ""
         if state.status == "failed":
-            best = shortened(str(state.reason.get("text", "")).splitlines())
+            best = shortened(str(state.reason.get("text", "")), _WIDTH)
         text = f"[{ended}/{self._recorder.plan.num_planned}] trial {state.trial.number} ({self.settings(state)}): "
         after = f" after {state.epoch} epochs" if state.epoch else " before its first epoch ended"
         tail = f"{after}{', ' if best else ''}{best}{self._left()}"
