@@ -1,6 +1,6 @@
 """The whole configuration: Experiment (one run) and Sweep (many); YAML in, JSON schema out.
 
-The experiment's own settings are written down in experiment.py and offered here.
+The experiment's own settings are written down in settings.py and offered here.
 """
 
 from __future__ import annotations
@@ -13,19 +13,8 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from raysweep.errors import ConfigError
-from raysweep.experiment import (
-    OPERATIONAL,
-    DataConfig,
-    Experiment,
-    ModelConfig,
-    OptimConfig,
-    PositiveFloat,
-    PositiveInt,
-    ScaleConfig,
-    Section,
-    TrainConfig,
-    validated,
-)
+from raysweep.experiment import OPERATIONAL, Experiment, validated
+from raysweep.settings import DataConfig, ModelConfig, OptimConfig, PositiveFloat, PositiveInt, ScaleConfig, Section, TrainConfig
 from raysweep.space import Domain, DomainField
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 

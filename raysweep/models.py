@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysweep.errors import ConfigError
-from raysweep.experiment import ModelConfig
+from raysweep.settings import ModelConfig
 
 Shape = tuple[int, int, int]
 """Height, width, channels of one image."""

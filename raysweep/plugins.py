@@ -21,8 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from raysweep.errors import ConfigError
-from raysweep.experiment import ModelConfig
 from raysweep.models import Autoencoder, Shape, check_depth
+from raysweep.settings import ModelConfig
 
 
 def find_modules_in(directory: str | Path) -> None:

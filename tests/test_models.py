@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
-from raysweep.experiment import ModelConfig
 from raysweep.models import Autoencoder, Shape, check_depth, count_parameters, largest_depth
 from raysweep.plugins import build_model
+from raysweep.settings import ModelConfig
 
 SIZES = st.integers(2, 40)
 CHANNELS = st.sampled_from([1, 2, 3])

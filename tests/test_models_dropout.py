@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from raysweep.experiment import ModelConfig
 from raysweep.models import Autoencoder, SampleDropout, set_sample_keys
+from raysweep.settings import ModelConfig
 
 KEYS = torch.tensor([2**62 + 12_345, -7, 0, 91, 2**40], dtype=torch.int64)
 

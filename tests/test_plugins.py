@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.errors import ConfigError
-from raysweep.experiment import ModelConfig
 from raysweep.plugins import build_model, check_output, code_fingerprint, load_factory
+from raysweep.settings import ModelConfig
 
 SHAPE = (8, 6, 1)
 NET = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raysweep.errors import ClusterError
-from raysweep.experiment import ScaleConfig
+from raysweep.settings import ScaleConfig
 
 
 def _count(number: int, what: str) -> str:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from raysweep.data.samples import Pixels, Samples, selected
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 _IDX_MAGIC = {b"\x00\x00\x08\x03": 3, b"\x00\x00\x08\x04": 4}
 _GZIP_MAGIC = b"\x1f\x8b"

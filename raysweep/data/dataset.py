@@ -20,7 +20,7 @@ from raysweep.data.images import read_folder
 from raysweep.data.photos import read_digits, read_photos
 from raysweep.data.samples import Indices, Samples, shuffled
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 SOURCES: dict[str, Callable[[DataConfig], Samples]] = {
     "photos": read_photos,

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 
 from raysweep.data.samples import Pixels, Samples, chosen, selected
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 _Kind: TypeAlias = tuple[tuple[int, ...], str]
 """An image's [H, W, C] and the name of its dtype."""

@@ -14,7 +14,7 @@ from PIL import Image
 
 from raysweep.data.samples import Pixels, Samples, selected
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 PHOTOS = ("china.jpg", "flower.jpg")
 """640 x 427 pixels each."""

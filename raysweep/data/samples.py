@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 Pixels: TypeAlias = NDArray[Any]
 """uint8, uint16 or float32, [N, H, W, C] (one image: [H, W, C])."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from raysweep.experiment import OptimConfig
+from raysweep.settings import OptimConfig
 
 
 def build(config: OptimConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

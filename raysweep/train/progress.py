@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from raysweep.data.loader import Loader
-from raysweep.experiment import TrainConfig
+from raysweep.settings import TrainConfig
 from raysweep.train.runtime import Row, Runtime
 
 _SYNC_S = 1.0  # how often the workers agree whether to stop, save, or give up

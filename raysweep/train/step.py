@@ -19,8 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from raysweep.data.loader import Batch, Request
 from raysweep.data.order import share, step_slice
 from raysweep.data.samples import Indices
-from raysweep.experiment import Experiment, TrainConfig
+from raysweep.experiment import Experiment
 from raysweep.models import set_sample_keys
+from raysweep.settings import TrainConfig
 
 _MASK = 2**63 - 1
 

@@ -18,8 +18,9 @@ from ray import tune
 from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import Dataset, open_dataset
 from raysweep.errors import TrialError
-from raysweep.experiment import DataConfig, Experiment
+from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
+from raysweep.settings import DataConfig
 from raysweep.store.journal import plain
 from raysweep.train.loop import train
 from raysweep.train.progress import Outcome

@@ -6,7 +6,7 @@ import pytest
 
 from raysweep.cluster.resources import Allocation, Available, allocate, concurrency
 from raysweep.errors import ClusterError
-from raysweep.experiment import ScaleConfig
+from raysweep.settings import ScaleConfig
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from raysweep.data import dataset as module
 from raysweep.data.dataset import Dataset, fingerprint, load_samples, open_dataset, resolved, split
 from raysweep.data.samples import Samples
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig, Experiment
+from raysweep.experiment import Experiment
+from raysweep.settings import DataConfig
 
 X = np.random.default_rng(1).integers(0, 256, (12, 5, 6, 3), dtype=np.uint8)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raysweep.data.dataset import load_samples
 from raysweep.data.samples import Samples
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 X = np.random.default_rng(1).integers(0, 256, (6, 7, 5, 3), dtype=np.uint8)
 Y = (X[..., :1] / 255).astype(np.float32)

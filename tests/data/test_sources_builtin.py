@@ -10,7 +10,7 @@ import pytest
 from raysweep.data import photos
 from raysweep.data.dataset import load_samples, open_dataset
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 
 def test_photos_by_default():
@@ -85,7 +85,7 @@ def test_count_reduces_the_built_in_sources():
 
 def test_nothing_heavy_is_imported():
     code = (
-        "import sys; from raysweep.data.dataset import load_samples; from raysweep.experiment import DataConfig; "
+        "import sys; from raysweep.data.dataset import load_samples; from raysweep.settings import DataConfig; "
         "load_samples(DataConfig()); load_samples(DataConfig(source='digits')); "
         "sys.exit(str([m for m in ('sklearn', 'torch', 'ray', 'scipy') if m in sys.modules] or '') or None)"
     )

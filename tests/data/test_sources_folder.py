@@ -10,7 +10,7 @@ from raysweep.data.dataset import load_samples
 from raysweep.data.images import image_files
 from raysweep.data.samples import Samples, chosen
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 RGB = np.random.default_rng(2).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 DEEP = np.arange(6 * 9, dtype=np.uint16).reshape(6, 9) * 1200  # 0 to 63600: clipped to 8 bits it would be white

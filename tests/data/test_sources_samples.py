@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from raysweep.data import samples as module
 from raysweep.data.samples import Samples, chosen, pixel_range, selected, shuffled
 from raysweep.errors import DataError
-from raysweep.experiment import DataConfig
+from raysweep.settings import DataConfig
 
 
 def images(n: int = 4, dtype: object = np.uint8, shape: tuple[int, ...] = (6, 5, 3)) -> np.ndarray:

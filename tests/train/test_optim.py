@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from raysweep.experiment import OptimConfig
+from raysweep.settings import OptimConfig
 from raysweep.train.optim import build, learning_rate, set_learning_rate
 
 STEPS, EPOCHS = 10, 4  # 40 steps in all
