@@ -1,0 +1,88 @@
+"""How many workers a run should have: what fits on the free machines, and when growing pays. Pure functions of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_TOLERANCE = 1e-6  # Ray counts resources in steps of 1e-4 and tells them as floats
+
+
+@dataclass(frozen=True)
+class NodeFree:
+    """What is free on one machine; `draining`: it has been told to go."""
+
+    node: str
+    cpus: float
+    gpus: float = 0.0
+    draining: bool = False
+
+
+def fitting(free: Sequence[NodeFree], *, cpus: int, gpus: int, held: Mapping[str, int]) -> int:
+    """How many workers of a run the machines carry, those that it has included.
+
+    A worker lies on one machine whole. Workers on a machine that is draining or gone do not count: it will not keep them.
+
+    Args:
+        free: the machines that are alive, with what nobody holds.
+        cpus: CPUs of a worker, at least 1.
+        gpus: GPUs of a worker.
+        held: workers of this run on each machine.
+    """
+    return sum(held.get(node.node, 0) + _room(node, cpus, gpus) for node in free if not node.draining)
+
+
+def _room(node: NodeFree, cpus: int, gpus: int) -> int:
+    needs = [(node.cpus, cpus), (node.gpus, gpus)]
+    return max(0, min(int((there + _TOLERANCE) // needed) for there, needed in needs if needed))
+
+
+def target(current: int, fits: int, low: int, high: int) -> int:
+    """How many workers to have now: all that fit up to `high`, never fewer than `current`.
+
+    Args:
+        current: workers that run; 0 before a start.
+        fits: from fitting().
+        low: of scale.workers; 0 is returned before a start where fewer fit: wait.
+        high: of scale.workers.
+    """
+    size = min(fits, high)
+    return max(current, size) if size >= low else current
+
+
+@dataclass
+class Resizer:
+    """Asks for more workers while an attempt runs, when they are there to stay and worth the pause.
+
+    It never asks for fewer: a machine that goes comes as a failure or as a preemption.
+
+    Attributes:
+        current: workers of the attempt.
+        low, high: scale.workers.
+        pause_s: what a new start costs, as measured at this run's last one, seconds.
+    """
+
+    current: int
+    low: int
+    high: int
+    pause_s: float
+    _seen: int = field(default=0, init=False)
+
+    def check(self, fits: int, steps_left: int, seconds_per_step: float | None) -> int | None:
+        """The size to go to, or None; to be called once every scale.resize_check_s.
+
+        The same larger size has to fit in two checks in a row, for the machines of one request to an autoscaler join one
+        after the other. The time saved is taken as steps_left * seconds_per_step * (1 - current / new): workers that scale
+        perfectly.
+
+        Args:
+            fits: from fitting().
+            steps_left: of the whole run.
+            seconds_per_step: at the current size; None: not known yet, wait.
+        """
+        new = target(self.current, fits, self.low, self.high)
+        was, self._seen = self._seen, new
+        if new <= self.current or new != was or seconds_per_step is None:
+            return None
+        saved_s = steps_left * seconds_per_step * (1 - self.current / new)
+        return new if saved_s > self.pause_s else None
