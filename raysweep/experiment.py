@@ -89,7 +89,7 @@ OPERATIONAL = {
     "model": {"preset"},
     "train": {
         "epochs", "channels_last", "compile", "micro_batch",
-        "checkpoint_every_epochs", "checkpoint_every_s", "tensorboard",
+        "checkpoint_every_epochs", "checkpoint_every_s", "ledger", "tensorboard",
     },
 }  # fmt: skip
 """Settings that change where, how fast, how long or under which name a model is trained, but not what it learns."""

@@ -180,9 +180,12 @@ class TrainConfig(Section):
     """Stop after so many epochs without a lower val_loss."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
     """How much lower counts, for `patience`."""
-    checkpoint_every_epochs: PositiveInt = 1
-    checkpoint_every_s: PositiveFloat | None = 300.0
+    checkpoint_every_epochs: PositiveInt | None = None
+    """null: at every epoch's end at which a checkpoint costs at most 1 % of the time since the last one. And at the run's end."""
+    checkpoint_every_s: PositiveFloat | None = 30.0
     """Also inside an epoch, after so many seconds without a checkpoint; null: only at epoch ends."""
+    ledger: bool = False
+    """Each worker writes down which samples it trained on in each step; `python -m raysweep.train.ledger DIR` checks them."""
     tensorboard: bool = False
     """Write loss, images and histograms of weights, biases and activations for TensorBoard."""
 

@@ -193,7 +193,7 @@ def test_mistakes_in_several_domains_are_all_listed() -> None:
     assert "space.model.depth: 99" in message
 
 
-@pytest.mark.parametrize("key", ["micro_batch", "tensorboard", "compile", "channels_last", "checkpoint_every_s"])
+@pytest.mark.parametrize("key", ["micro_batch", "tensorboard", "compile", "channels_last", "checkpoint_every_s", "ledger"])
 def test_no_setting_outside_the_key_can_be_swept(key: str) -> None:
     values = [8, 16] if key in ("micro_batch", "checkpoint_every_s") else [True, False]
     assert "the clock only" in refused(Sweep, {"space": {f"train.{key}": {"grid": values}}})

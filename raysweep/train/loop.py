@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import resource
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import closing, nullcontext
-from dataclasses import asdict
+from contextlib import ExitStack, closing
 
 import numpy as np
 import torch
@@ -21,8 +19,10 @@ from raysweep.models import set_sample_keys, uses_batch_norm
 from raysweep.plugins import build_model
 from raysweep.train import checkpoint, optim
 from raysweep.train.evaluate import psnr, validation_loss
+from raysweep.train.ledger import Ledger
 from raysweep.train.progress import EpochClock, Outcome, Progress, agree, judge, next_epoch, patience_ended
-from raysweep.train.runtime import Row, Runtime
+from raysweep.train.runtime import Runtime
+from raysweep.train.saver import Saver
 from raysweep.train.step import GradientStep, Part, clip, gradient_norm, part, step_seed
 from raysweep.train.summaries import Summaries
 
@@ -39,12 +39,11 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
         ConfigError: the images do not fit the model.
         CheckpointError: a checkpoint cannot be written, or belongs to another model.
     """
-    observed = experiment.train.tensorboard and runtime.rank == 0
-    with closing(Summaries(runtime.directory, dataset, experiment, runtime.device)) if observed else nullcontext() as summaries:
-        return _train(experiment, dataset, runtime, summaries)
+    with ExitStack() as closed:
+        return _train(experiment, dataset, runtime, closed)
 
 
-def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries: Summaries | None) -> Outcome:
+def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: ExitStack) -> Outcome:
     config, device = experiment.train, runtime.device
     samples, num_train = dataset.samples, len(dataset.train)
     steps_per_epoch = num_steps(num_train, config.batch_size)
@@ -59,18 +58,23 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
     parameters = [p for p in raw.parameters() if p.requires_grad]
     optimizer = optim.build(experiment.optim, parameters)
     progress = Progress()
-    found = runtime.broadcast(checkpoint.newest_complete(runtime.directory) if runtime.rank == 0 else None)
-    if found:
-        content = checkpoint.load(found)
-        checkpoint.restore_weights(raw, content["model"], found)
+    found = checkpoint.start(runtime.directory) if runtime.rank == 0 else None
+    path = runtime.broadcast(found.path if found else None)
+    if path:
+        content = found.content if found else checkpoint.load(path)
+        checkpoint.restore_weights(raw, content["model"], path)
         optimizer.load_state_dict(content["optimizer"])
         progress = Progress(**content["progress"])
+        del content, found  # as large as what they were loaded into
         if progress.row:
             runtime.report(progress.row)
     model = runtime.wrap(torch.compile(raw) if config.compile else raw)  # type: ignore[arg-type]
     gradient_step = GradientStep(model, experiment, runtime.world_size, values, device)
     loader = Loader(samples, experiment.data.noise, device)
-    saver = _Saver(experiment, dataset, runtime, raw, optimizer)
+    observed = experiment.train.tensorboard and runtime.rank == 0
+    summaries = closed.enter_context(closing(Summaries(runtime.directory, dataset, experiment, device))) if observed else None
+    saver = closed.enter_context(Saver(experiment, dataset, runtime, raw, optimizer))
+    ledger = closed.enter_context(Ledger(runtime, dataset, config.batch_size, progress)) if config.ledger else None
     model.train()
 
     ended = patience_ended(config, progress)
@@ -102,6 +106,8 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
                 if experiment.optim.clip_norm is not None:
                     clip(parameters, norm, experiment.optim.clip_norm)
                 optimizer.step()
+                if ledger is not None:
+                    ledger.note(progress, plan)
                 squared_error += error
                 first_bad = torch.where(torch.isfinite(error), first_bad, first_bad.clamp(max=progress.global_step + 1))
                 progress.step += 1
@@ -117,7 +123,7 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
                         clock.add_to(progress)
                         progress.squared_error += runtime.reduce([float(squared_error)])[0]
                         squared_error.zero_()
-                        saver.save(progress)
+                        saver.save(progress, wait=agreed.stop)
                     if agreed.stop:
                         ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
                         if not is_last:
@@ -162,7 +168,8 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, summaries
         if ended is None or ended.status != "diverged":
             is_end = ended is not None or done == config.epochs
             saver.end_of_epoch(progress, done, row, is_end)
-        runtime.report(row)
+        with saver.saved_if_ended_here(progress):
+            runtime.report(row)
     return ended or Outcome("completed")
 
 
@@ -180,42 +187,3 @@ def _peak_memory_bytes(device: torch.device) -> int:
 def _from_each(runtime: Runtime, value: float) -> list[float]:
     """Every rank's value, on every rank."""
     return runtime.reduce([value if rank == runtime.rank else 0.0 for rank in range(runtime.world_size)])
-
-
-class _Saver:
-    """Writes checkpoints, on rank 0 only, and knows when one is due."""
-
-    def __init__(
-        self, experiment: Experiment, dataset: Dataset, runtime: Runtime, model: torch.nn.Module, optimizer: torch.optim.Optimizer
-    ) -> None:
-        self._experiment, self._runtime, self._model, self._optimizer = experiment, runtime, model, optimizer
-        shapes = (dataset.samples.x.shape[1:], dataset.samples.y.shape[1:])
-        self._about = {
-            "experiment": experiment.model_dump_json(exclude_unset=True),
-            "x_shape": [int(n) for n in shapes[0]],
-            "y_shape": [int(n) for n in shapes[1]],
-        }
-        self._saved_at = time.monotonic()
-
-    def is_due(self) -> bool:
-        every = self._experiment.train.checkpoint_every_s
-        return every is not None and time.monotonic() - self._saved_at >= every
-
-    def save(self, progress: Progress) -> None:
-        self._saved_at = time.monotonic()
-        if self._runtime.rank == 0:
-            content = {
-                **self._about,
-                "model": self._model.state_dict(),
-                "optimizer": self._optimizer.state_dict(),
-                "progress": asdict(progress),
-            }
-            checkpoint.save_numbered(self._runtime.directory, progress.global_step, content)
-
-    def end_of_epoch(self, progress: Progress, done: int, row: Row, is_end: bool) -> None:
-        """Keep the best epoch's weights; a full checkpoint every so many epochs and at the end."""
-        if progress.best_epoch == done and self._runtime.rank == 0:
-            content = {**self._about, "model": self._model.state_dict(), "epoch": done, "val_loss": row["val_loss"]}
-            checkpoint.save(self._runtime.directory / "best.pt", content)
-        if is_end or done % self._experiment.train.checkpoint_every_epochs == 0 or self.is_due():
-            self.save(progress)

@@ -48,7 +48,7 @@ def test_other_kinds_of_values_stay_apart() -> None:
     [
         {"train": {"epochs": 100}},
         {"train": {"tensorboard": True, "compile": True, "channels_last": False, "micro_batch": 4}},
-        {"train": {"checkpoint_every_epochs": 5, "checkpoint_every_s": None}},
+        {"train": {"checkpoint_every_epochs": 5, "checkpoint_every_s": None, "ledger": True}},
         {"scale": {"workers": 4, "use_gpu": True, "cpus_per_worker": 2, "max_failures": 0, "poll_s": 1}},
         {"model": {"depth": 2}},
     ],

@@ -38,12 +38,18 @@ def test_training_lowers_the_loss(tmp_path: Path) -> None:
     assert rows[-1]["val_loss"] < rows[0]["val_loss"] / 3
 
 
+# A learning rate that has its best epoch before its last.
+OVERSHOOTING: dict[str, Any] = {"optim__lr": 1.0, "optim__name": "sgd", "optim__momentum": 0.9}
+
+
 class Killed(BaseException):
     """Ends a run where a killed process would."""
 
 
 def test_killed_after_any_row_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
-    experiment = tiny_experiment(train__epochs=3, data__noise=0.1, model__dropout=0.2, optim__lr=1e-2)
+    experiment = tiny_experiment(
+        train__epochs=3, train__checkpoint_every_epochs=1, data__noise=0.1, model__dropout=0.2, optim__lr=1e-2
+    )
     dataset = tiny_dataset(20)
     _, whole = local_run(experiment, dataset, tmp_path / "whole")
     for stop_after in (1, 2):
@@ -129,10 +135,10 @@ def test_divergence_ends_within_its_epoch_with_step_and_rate(tmp_path: Path) -> 
 
 
 def test_best_and_the_newest_two_are_kept_and_best_is_the_lowest(tmp_path: Path) -> None:
-    overshooting = tiny_experiment(train__epochs=6, optim__lr=1.0, optim__name="sgd", optim__momentum=0.9)
+    overshooting = tiny_experiment(train__epochs=6, train__checkpoint_every_epochs=1, **OVERSHOOTING)
     _, rows = local_run(overshooting, tiny_dataset(20), tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
-    assert names == ["best.pt", "ckpt-000000015.pt", "ckpt-000000018.pt"]
+    assert names == ["best.pt", *(f"ckpt-0000000{n}.{kind}" for n in (15, 18) for kind in ("json", "pt"))]
     best = min(rows, key=lambda row: row["val_loss"])
     content = checkpoint.load(tmp_path / "best.pt")
     assert (content["epoch"], content["val_loss"]) == (best["epoch"], best["val_loss"])
@@ -140,10 +146,13 @@ def test_best_and_the_newest_two_are_kept_and_best_is_the_lowest(tmp_path: Path)
 
 
 def test_checkpoints_every_second_epoch_and_at_the_end(tmp_path: Path) -> None:
-    saved: list[str] = []
+    saved: list[int] = []
     experiment = tiny_experiment(train__epochs=5, train__checkpoint_every_epochs=2)
-    local_run(experiment, tiny_dataset(8), tmp_path, stop=lambda: bool(saved.extend(p.name for p in tmp_path.glob("ckpt-*"))))
-    assert sorted({*saved, *(p.name for p in tmp_path.glob("ckpt-*"))}) == [f"ckpt-{n:09}.pt" for n in (2, 4, 5)]
+    saves = checkpoint.save_numbered
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checkpoint, "save_numbered", lambda *given: saved.append(given[1]) or saves(*given))
+        local_run(experiment, tiny_dataset(8), tmp_path)
+    assert saved == [2, 4, 5]
 
 
 def test_a_checkpoint_is_due_after_seconds_inside_an_epoch(tmp_path: Path) -> None:
@@ -154,7 +163,7 @@ def test_a_checkpoint_is_due_after_seconds_inside_an_epoch(tmp_path: Path) -> No
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(tmp_path: Path) -> None:
-    experiment, dataset = tiny_experiment(train__epochs=3), tiny_dataset(20)
+    experiment, dataset = tiny_experiment(train__epochs=3, train__checkpoint_every_epochs=1), tiny_dataset(20)
     _, whole = local_run(experiment, dataset, tmp_path)
     newest = max(tmp_path.glob("ckpt-*.pt"))
     newest.write_bytes(newest.read_bytes()[:-200])
