@@ -40,7 +40,21 @@ class Experiment(Section):
                 f"train.batch_size must be at least scale.workers, or some workers never get a sample; "
                 f"got {self.train.batch_size} < {self.scale.workers}"
             )
+        if self.train.exactness == "bitwise":
+            self._check_bitwise()
         return self
+
+    def _check_bitwise(self) -> None:
+        if self.model.norm == "batch":
+            raise ValueError(
+                "model.norm batch goes with train.exactness ddp: in bitwise its statistics would go over one shard of the batch; "
+                "set model.norm to group"
+            )
+        if self.scale.workers > self.train.shards:
+            raise ValueError(
+                f"scale.workers may be at most train.shards in bitwise, or some workers would have no shard; "
+                f"got {self.scale.workers} > {self.train.shards}"
+            )
 
     @classmethod
     def from_dict(cls, tree: Mapping[str, Any], origin: str = "experiment") -> Self:
@@ -77,6 +91,8 @@ class Experiment(Section):
             name: getattr(self, name).model_dump(mode="json", exclude_defaults=True, exclude=OPERATIONAL.get(name))
             for name in ("model", "data", "optim", "train")
         }
+        if self.train.exactness == "ddp":
+            tree["train"].pop("shards", None)
         if self.optim.schedule == "cosine":
             tree["optim"]["schedule_epochs"] = self.optim.schedule_epochs or self.train.epochs
         if self.model.factory:

@@ -188,6 +188,28 @@ class TrainConfig(Section):
     """Each worker writes down which samples it trained on in each step; `python -m raysweep.train.ledger DIR` checks them."""
     tensorboard: bool = False
     """Write loss, images and histograms of weights, biases and activations for TensorBoard."""
+    exactness: Literal["ddp", "bitwise"] = "ddp"
+    """What the number of workers may change: `ddp`: the rounding of sums; `bitwise`: not one bit of weights and losses."""
+    shards: Annotated[int, Field(ge=1, le=64)] = 8
+    """bitwise: parts that each global batch is cut into, a power of two; as many workers at most."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shards & (self.shards - 1):
+            raise ValueError(
+                f"train.shards must be a power of two from 1 to 64, the leaves of the tree that gradients are summed in, "
+                f"got {self.shards}"
+            )
+        if self.exactness == "bitwise" and self.micro_batch is not None:
+            raise ValueError(
+                f"train.micro_batch goes with train.exactness ddp, got {self.micro_batch}: in bitwise a shard is what a worker "
+                "holds at once; leave it out, and for less memory raise train.shards"
+            )
+        if self.exactness == "bitwise" and self.compile:
+            raise ValueError(
+                "train.compile goes with train.exactness ddp: which kernels it picks depends on the batches that came before"
+            )
+        return self
 
 
 class ScaleConfig(Section):

@@ -88,6 +88,12 @@ def test_tuples_are_written_as_lists() -> None:
         ({"train": {"batch_size": 2}, "scale": {"workers": 3}}, "got 2 < 3"),
         ({"optim": {"schedule_epochs": 3}}, "schedule_epochs goes with"),
         ({"train": {"epochs": 2.5}}, "train.epochs"),
+        ({"train": {"shards": 6}}, "a power of two from 1 to 64, the leaves of the tree that gradients are summed in, got 6"),
+        ({"train": {"shards": 128}}, "train.shards"),
+        ({"train": {"exactness": "bitwise", "micro_batch": 4}}, "train.micro_batch goes with train.exactness ddp, got 4"),
+        ({"train": {"exactness": "bitwise", "compile": True}}, "train.compile goes with train.exactness ddp"),
+        ({"train": {"exactness": "bitwise"}, "model": {"norm": "batch"}}, "set model.norm to group"),
+        ({"train": {"exactness": "bitwise", "shards": 4}, "scale": {"workers": 5}}, "no shard; got 5 > 4"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_rule(tree: dict[str, Any], message: str) -> None:

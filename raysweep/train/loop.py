@@ -19,11 +19,12 @@ from raysweep.models import set_sample_keys, uses_batch_norm
 from raysweep.plugins import build_model
 from raysweep.train import checkpoint, optim
 from raysweep.train.evaluate import psnr, validation_loss
+from raysweep.train.exact import ShardedStep, deterministic, fix_threads
 from raysweep.train.ledger import Ledger
 from raysweep.train.progress import EpochClock, Outcome, Progress, agree, judge, next_epoch, patience_ended
 from raysweep.train.runtime import Runtime
 from raysweep.train.saver import Saver
-from raysweep.train.step import GradientStep, Part, clip, gradient_norm, part, step_seed
+from raysweep.train.step import GradientStep, Part, clip, gradient_norm
 from raysweep.train.summaries import Summaries
 
 
@@ -40,6 +41,8 @@ def train(experiment: Experiment, dataset: Dataset, runtime: Runtime) -> Outcome
         CheckpointError: a checkpoint cannot be written, or belongs to another model.
     """
     with ExitStack() as closed:
+        if experiment.train.exactness == "bitwise":
+            closed.enter_context(deterministic(runtime.device))
         return _train(experiment, dataset, runtime, closed)
 
 
@@ -68,25 +71,28 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
         del content, found  # as large as what they were loaded into
         if progress.row:
             runtime.report(progress.row)
-    model = runtime.wrap(torch.compile(raw) if config.compile else raw)  # type: ignore[arg-type]
-    gradient_step = GradientStep(model, experiment, runtime.world_size, values, device)
+    if config.exactness == "bitwise":
+        progress.threads = fix_threads(experiment, progress.threads)
+    raw.train()
+    model: torch.nn.Module = torch.compile(raw) if config.compile else raw  # type: ignore[assignment]
+    gradient_step = (ShardedStep if config.exactness == "bitwise" else GradientStep)(model, experiment, runtime, values)
     loader = Loader(samples, experiment.data.noise, device)
     observed = experiment.train.tensorboard and runtime.rank == 0
     summaries = closed.enter_context(closing(Summaries(runtime.directory, dataset, experiment, device))) if observed else None
     saver = closed.enter_context(Saver(experiment, dataset, runtime, raw, optimizer))
     ledger = closed.enter_context(Ledger(runtime, dataset, config.batch_size, progress)) if config.ledger else None
-    model.train()
 
     ended = patience_ended(config, progress)
     while progress.epoch <= config.epochs and ended is None:
         order = dataset.train[epoch_order(config.seed, progress.epoch, num_train)]
         keys = sample_keys(config.seed, progress.epoch, order)
-        plans = [
-            part(order, keys, step, config, runtime.rank, runtime.world_size) for step in range(progress.step, steps_per_epoch)
-        ]
+        plans = [gradient_step.part(order, keys, step) for step in range(progress.step, steps_per_epoch)]
         batches = loader.batches(_requests(plans))
         clock = EpochClock(progress, loader)
-        squared_error = torch.zeros((), dtype=torch.float64, device=device)
+        # A lane is added to by one worker, step after step: its rounding knows of no checkpoint.
+        lanes = progress.squared_error or [0.0] * gradient_step.lanes
+        lanes = [total if lane in gradient_step.owned else 0.0 for lane, total in enumerate(lanes)]
+        squared_error = torch.tensor(lanes, dtype=torch.float64, device=device)
         first_bad = torch.full((), math.inf, dtype=torch.float64, device=device)
         norm = torch.zeros(())
         next_sync = progress.step + 1
@@ -98,8 +104,7 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
                 optim.set_learning_rate(optimizer, rate)
                 optimizer.zero_grad(set_to_none=True)
                 in_step = min(config.batch_size, num_train - step * config.batch_size)
-                seed = step_seed(config.seed, progress.epoch, step, runtime.rank)
-                error = gradient_step.backward(batches, plan, in_step, seed)
+                error = gradient_step.backward(batches, plan, in_step, progress.epoch, step)
                 is_last = step == steps_per_epoch - 1
                 if experiment.optim.clip_norm is not None or is_last:
                     norm = gradient_norm(parameters)
@@ -109,7 +114,7 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
                 if ledger is not None:
                     ledger.note(progress, plan)
                 squared_error += error
-                first_bad = torch.where(torch.isfinite(error), first_bad, first_bad.clamp(max=progress.global_step + 1))
+                first_bad = torch.where(torch.isfinite(error).all(), first_bad, first_bad.clamp(max=progress.global_step + 1))
                 progress.step += 1
                 progress.global_step += 1
 
@@ -121,8 +126,7 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
                         break
                     if (agreed.save or agreed.stop) and not is_last:
                         clock.add_to(progress)
-                        progress.squared_error += runtime.reduce([float(squared_error)])[0]
-                        squared_error.zero_()
+                        progress.squared_error = runtime.reduce(squared_error.tolist())
                         saver.save(progress, wait=agreed.stop)
                     if agreed.stop:
                         ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
@@ -135,8 +139,8 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
 
         # The epoch's row.
         clock.end_of_training(progress)
-        progress.squared_error += runtime.reduce([float(squared_error)])[0]
-        train_loss = progress.squared_error / (num_train * values) if ended is None or ended.status != "diverged" else math.nan
+        total = math.fsum(runtime.reduce(squared_error.tolist()))
+        train_loss = total / (num_train * values) if ended is None or ended.status != "diverged" else math.nan
         val_loss = math.nan
         if math.isfinite(train_loss):
             val_loss = validation_loss(

@@ -17,6 +17,7 @@ from raysweep.models import Shape, check_depth, count_parameters, uses_batch_nor
 from raysweep.plugins import build_model, check_output, code_fingerprint
 from raysweep.store.keys import trial_key
 from raysweep.train.evaluate import facts
+from raysweep.train.exact import check_bitwise
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ def unusual(experiment: Experiment, dataset: Dataset) -> list[str]:
     steps = num_steps(num_train, train.batch_size) * train.epochs
     if experiment.optim.warmup_steps >= steps:
         notes.append(f"optim.warmup_steps {experiment.optim.warmup_steps} of {steps} steps: the learning rate is never reached")
+    if train.exactness == "bitwise" and experiment.scale.cpus_per_worker is None:
+        notes.append(
+            "train.exactness bitwise takes 1 torch thread a worker, whatever its CPUs, unless scale.cpus_per_worker is set"
+        )
     if samples.x.dtype == np.float32:
         first = samples.x[:256]
         if float(np.abs(first).max()) > 10:
@@ -99,6 +104,8 @@ def check_model(experiment: Experiment, dataset: Dataset) -> ModelFacts:
     if experiment.model.factory:
         model = build_model(experiment.model, x_shape, y_shape, experiment.train.seed)
         check_output(experiment.model, model, x_shape, y_shape)
+        if experiment.train.exactness == "bitwise":
+            check_bitwise(experiment.model, model, x_shape)
     else:
         with torch.device("meta"):
             model = build_model(experiment.model, x_shape, y_shape, experiment.train.seed)

@@ -24,17 +24,18 @@ class Progress:
         epoch: the epoch in progress, from 1.
         step: steps done in it.
         global_step: steps done in all.
-        squared_error: sum over the epoch's samples so far.
+        squared_error: sums over the epoch's samples so far, one for each lane of the gradient step; empty before the first.
         seconds, train_s, wait_s: the epoch so far: all of it, its training steps, waiting for data.
         best, best_epoch: the lowest finite val_loss and its epoch; 0 where there is none.
         reference, stale: the val_loss that the next has to undercut by min_delta, and epochs that failed to.
         row: the row of the epoch before, told again after a restart that may have lost it.
+        threads: torch threads of each worker, which a bitwise run keeps for ever; 0 where they are free.
     """
 
     epoch: int = 1
     step: int = 0
     global_step: int = 0
-    squared_error: float = 0.0
+    squared_error: list[float] = field(default_factory=list)
     seconds: float = 0.0
     train_s: float = 0.0
     wait_s: float = 0.0
@@ -43,6 +44,7 @@ class Progress:
     reference: float = math.inf
     stale: int = 0
     row: Row | None = None
+    threads: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ def next_epoch(progress: Progress) -> None:
     """Set the position to the start of the next epoch."""
     progress.epoch += 1
     progress.step = 0
-    progress.squared_error = progress.seconds = progress.train_s = progress.wait_s = 0.0
+    progress.squared_error = []
+    progress.seconds = progress.train_s = progress.wait_s = 0.0
 
 
 def judge(config: TrainConfig, progress: Progress, val_loss: float) -> None:

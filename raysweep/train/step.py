@@ -22,6 +22,7 @@ from raysweep.data.samples import Indices
 from raysweep.experiment import Experiment
 from raysweep.models import set_sample_keys
 from raysweep.settings import TrainConfig
+from raysweep.train.runtime import Runtime
 
 _MASK = 2**63 - 1
 
@@ -59,57 +60,82 @@ def part(order: Indices, keys: Indices, step: int, config: TrainConfig, rank: in
 
 
 class GradientStep:
-    """Forward and backward of a worker's part of a step.
+    """Forward and backward of a worker's part of a step, by DDP where there are several workers.
+
+    Attributes:
+        lanes: sums of squared errors that a step returns: one, to which every worker adds.
+        owned: the lanes that this worker goes on from after a restart.
+        autocast: the mixed-precision context.
 
     Args:
-        model: the wrapped model, in training mode.
-        experiment: reduction and precision.
-        world_size: number of workers.
+        model: the model in training mode, not wrapped.
+        experiment: batch, reduction, precision, seed.
+        runtime: wraps the model, and knows this worker's rank and device.
         values: values of one expected image, H * W * C.
-        device: where the model is.
     """
 
-    def __init__(self, model: nn.Module, experiment: Experiment, world_size: int, values: int, device: torch.device) -> None:
-        self.model = model
-        self._raw = model.module if isinstance(model, DistributedDataParallel) else model
-        self._mean = experiment.train.reduction == "mean"
-        self._world_size = world_size
-        self._values = values
-        self._device = device
-        self.autocast = autocast(experiment, device)
+    lanes = 1
 
-    def backward(self, batches: Iterator[Batch], plan: Part, global_samples: int, seed: int) -> Tensor:
-        """Take the part's batches, leave their gradient in the parameters, and return this worker's sum of squared errors.
+    def __init__(self, model: nn.Module, experiment: Experiment, runtime: Runtime, values: int) -> None:
+        self._raw, self._model = model, runtime.wrap(model)
+        self._config, self._runtime, self._values = experiment.train, runtime, values
+        self.owned = range(1) if runtime.rank == 0 else range(0)
+        self.autocast = autocast(experiment, runtime.device)
+
+    def part(self, order: Indices, keys: Indices, step: int) -> Part:
+        """This worker's micro batches of one step of the epoch; arguments as of part()."""
+        return part(order, keys, step, self._config, self._runtime.rank, self._runtime.world_size)
+
+    def backward(self, batches: Iterator[Batch], plan: Part, global_samples: int, epoch: int, step: int) -> Tensor:
+        """Take the part's batches, and leave the step's gradient in the parameters.
 
         Args:
             batches: gives the part's micro batches next.
             plan: the part.
             global_samples: samples of the whole step, over all workers.
-            seed: for random layers of the user's own; SampleDropout has its keys.
+            epoch: the epoch, from 1.
+            step: the step inside the epoch, from 0.
+
+        Returns:
+            This worker's sums of squared errors, float64 [lanes].
 
         Raises:
             ValueError: the output has not the target's shape.
         """
-        scale = self._world_size / (self._values * (global_samples if self._mean else 1))
+        scale = self._runtime.world_size * loss_scale(self._config, self._values, global_samples)
         counts = plan.num_samples > 0
-        torch.manual_seed(seed)
-        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        # For random layers of the user's own; SampleDropout has its keys.
+        torch.manual_seed(step_seed(self._config.seed, epoch, step, self._runtime.rank))
+        total = torch.zeros(1, dtype=torch.float64, device=self._runtime.device)
         for number in range(len(plan.requests)):
-            batch = next(batches)
-            set_sample_keys(self._raw, batch.keys)
             is_last = number == len(plan.requests) - 1
             with contextlib.nullcontext() if is_last else self._local_only():
-                with self.autocast:
-                    output = self.model(batch.x)
-                error = squared_error(output, batch.y)
+                error = forward_error(self._model, self._raw, next(batches), self.autocast)
                 (error * (scale if counts else 0.0)).backward()  # type: ignore[no-untyped-call]
             if counts:
                 total += error.detach().double()
         return total
 
     def _local_only(self) -> contextlib.AbstractContextManager[None]:
-        model = self.model
+        model = self._model
         return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+
+
+def loss_scale(config: TrainConfig, values: int, global_samples: int) -> float:
+    """What a sum of squared errors is multiplied by: 1 / values, and for the reduction `mean` also 1 / global_samples."""
+    return 1.0 / (values * (global_samples if config.reduction == "mean" else 1))
+
+
+def forward_error(model: nn.Module, raw: nn.Module, batch: Batch, precision: torch.autocast) -> Tensor:
+    """The sum of squared errors of one batch, float32 scalar.
+
+    Raises:
+        ValueError: the output has not the target's shape.
+    """
+    set_sample_keys(raw, batch.keys)
+    with precision:
+        output = model(batch.x)
+    return squared_error(output, batch.y)
 
 
 def autocast(experiment: Experiment, device: torch.device) -> torch.autocast:
@@ -130,9 +156,9 @@ def squared_error(output: Tensor, target: Tensor) -> Tensor:
     return F.mse_loss(output.float(), target, reduction="sum")
 
 
-def step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
-    """A seed for the random layers of a user's model: the same again after a restart."""
-    return int(np.random.SeedSequence([seed, epoch, step, rank]).generate_state(1, np.uint64)[0]) & _MASK
+def step_seed(seed: int, epoch: int, step: int, part: int) -> int:
+    """A seed for the random layers of a user's model, of a rank or a shard: the same again after a restart."""
+    return int(np.random.SeedSequence([seed, epoch, step, part]).generate_state(1, np.uint64)[0]) & _MASK
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:

@@ -49,6 +49,7 @@ def test_other_kinds_of_values_stay_apart() -> None:
         {"train": {"epochs": 100}},
         {"train": {"tensorboard": True, "compile": True, "channels_last": False, "micro_batch": 4}},
         {"train": {"checkpoint_every_epochs": 5, "checkpoint_every_s": None, "ledger": True}},
+        {"train": {"exactness": "ddp", "shards": 16}},
         {"scale": {"workers": 4, "use_gpu": True, "cpus_per_worker": 2, "max_failures": 0, "poll_s": 1}},
         {"model": {"depth": 2}},
     ],
@@ -75,6 +76,7 @@ def test_paths_are_outside_because_the_content_is_inside() -> None:
         {"train": {"batch_size": 32}},
         {"train": {"reduction": "sum"}},
         {"train": {"precision": "off"}},
+        {"train": {"exactness": "bitwise"}},
         {"optim": {"lr": 0.1}},
         {"optim": {"betas": [0.9, 0.99]}},
         {"model": {"depth": 3}},
@@ -130,10 +132,12 @@ CHOICES: dict[str, list[Any]] = {
     "train.seed": [0, 1],
     "train.batch_size": [32, 64],
     "train.epochs": [8, 16],
-    "train.compile": [False, True],
+    "train.exactness": ["ddp", "bitwise"],
+    "train.shards": [8, 4],
+    "train.channels_last": [False, True],
     "scale.workers": [1, 2],
 }
-OUTSIDE = {"model.preset", "train.epochs", "train.compile", "scale.workers"}
+OUTSIDE = {"model.preset", "train.epochs", "train.channels_last", "train.shards", "scale.workers"}
 experiments = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) for name, values in CHOICES.items()}).map(
     Experiment().with_overrides
 )
@@ -141,7 +145,8 @@ experiments = st.fixed_dictionaries({}, optional={name: st.sampled_from(values) 
 
 def meaning(experiment: Experiment) -> list[Any]:
     values = [experiment.get(name) for name in CHOICES if name not in OUTSIDE]
-    return [*values, experiment.train.epochs if experiment.optim.schedule == "cosine" else None]
+    shards = experiment.train.shards if experiment.train.exactness == "bitwise" else None
+    return [*values, experiment.train.epochs if experiment.optim.schedule == "cosine" else None, shards]
 
 
 @given(experiments, experiments)

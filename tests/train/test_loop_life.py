@@ -92,9 +92,7 @@ def test_stopped_inside_an_epoch_and_resumed_is_the_uninterrupted_run(tmp_path: 
     assert 0 < progress["step"] < 10, "the stop must have come inside an epoch"
     _, rest = local_run(experiment, dataset, tmp_path / "cut")
     both = {row["epoch"]: row for row in rows + rest}
-    assert without_times(list(both.values())) == [
-        {**row, "train_loss": pytest.approx(row["train_loss"], rel=1e-12)} for row in without_times(whole)
-    ]
+    assert without_times(list(both.values())) == without_times(whole)
     assert_same(final_weights(tmp_path / "cut"), final_weights(tmp_path / "whole"))
 
 
