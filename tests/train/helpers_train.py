@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 from collections.abc import Callable
@@ -105,6 +106,8 @@ def _gloo_worker(
 
 def gloo(world_size: int, job: Callable[[int, Any, Path], None], argument: Any, directory: Path) -> None:
     """Run `job(rank, argument, directory)` on `world_size` processes joined by gloo; any failure fails the test."""
+    # Imported once, by the server that all these processes are forked from.
+    multiprocessing.set_forkserver_preload(["raysweep.train.loop", "torch.nn.parallel.distributed"])
     mp.start_processes(
         _gloo_worker,
         args=(world_size, _port(), job, argument, directory),
