@@ -35,10 +35,10 @@ class Experiment(Section):
         horizon = self.optim.schedule_epochs
         if horizon is not None and self.optim.schedule != "cosine":
             raise ValueError(f"optim.schedule_epochs goes with optim.schedule cosine, got {self.optim.schedule}")
-        if self.train.batch_size < self.scale.workers:
+        if self.train.batch_size < self.scale.max_workers:
             raise ValueError(
                 f"train.batch_size must be at least scale.workers, or some workers never get a sample; "
-                f"got {self.train.batch_size} < {self.scale.workers}"
+                f"got {self.train.batch_size} < {self.scale.max_workers}"
             )
         if self.train.exactness == "bitwise":
             self._check_bitwise()
@@ -50,10 +50,10 @@ class Experiment(Section):
                 "model.norm batch goes with train.exactness ddp: in bitwise its statistics would go over one shard of the batch; "
                 "set model.norm to group"
             )
-        if self.scale.workers > self.train.shards:
+        if self.scale.max_workers > self.train.shards:
             raise ValueError(
                 f"scale.workers may be at most train.shards in bitwise, or some workers would have no shard; "
-                f"got {self.scale.workers} > {self.train.shards}"
+                f"got {self.scale.max_workers} > {self.train.shards}"
             )
 
     @classmethod

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 from typing_extensions import Self
 
 
@@ -212,15 +213,45 @@ class TrainConfig(Section):
         return self
 
 
+def _workers(value: Any) -> Any:
+    """A number of workers, or (min, max) from [min, max] or "min:max"."""
+    given: Any = [int(n) for n in value.split(":")] if isinstance(value, str) and re.fullmatch(r"\d+(:\d+)?", value) else value
+    numbers = list(given) if isinstance(given, list | tuple) else [given]
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in numbers)
+    if not whole or len(numbers) not in (1, 2) or not 1 <= numbers[0] <= numbers[-1]:
+        raise ValueError(f"must be a number of workers, at least 1, or [min, max] with 1 <= min <= max; got {value!r}")
+    return numbers[0] if len(numbers) == 1 else tuple(numbers)
+
+
+Workers = Annotated[int | tuple[int, int], BeforeValidator(_workers)]
+
+
 class ScaleConfig(Section):
     """Workers and what each holds. It changes the clock and nothing else, so it is no part of a trial's key."""
 
-    workers: PositiveInt = 1
+    workers: Workers = 1
+    """A number, or [min, max] (also min:max): a run starts with all that are free, grows, and goes on with fewer."""
     use_gpu: Literal["auto", True, False] = "auto"
-    """auto: one GPU per worker where there are enough GPUs, else CPU."""
+    """auto: one GPU per worker where there are enough GPUs for the (smallest) number of workers, else CPU."""
     cpus_per_worker: PositiveInt | None = None
     """CPUs reserved for a worker, and its torch threads. null: train shares all among the workers, a sweep gives 1."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """How often lost workers are replaced before the run counts as failed."""
+    """How often a run is started again after lost workers or an error, before it counts as failed."""
+    max_preemptions: Annotated[int, Field(ge=0)] | None = None
+    """The same for workers whose machine was taken back with notice; null: as often as it happens."""
+    resize_check_s: PositiveFloat = 10.0
+    """[min, max]: how often to look for free workers; two looks in a row must find the same before a run grows."""
+    start_timeout_s: PositiveFloat = 600.0
+    """How long to wait for the (smallest) number of workers: machines that an autoscaler starts, or that replace lost ones."""
+    collective_timeout_s: PositiveInt = 600
+    """How long workers wait for each other before the silent one counts as lost."""
     poll_s: PositiveFloat = 0.1
-    """Ray Train: how often the controller looks at the workers; reports wait for it."""
+    """Ray Train: how often the controller looks at the workers."""
+
+    @property
+    def min_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers[0]
+
+    @property
+    def max_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers[1]

@@ -18,7 +18,7 @@ from raysweep.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 scalars: 1e-4 is a float (PyYAML's YAML 1.1 reads it as text), off is text (there: false)."""
+    """YAML 1.2 scalars: 1e-4 is a float (PyYAML's YAML 1.1 reads text), off is text (there: false), 1:3 too (there: 63)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -36,9 +36,14 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag.removeprefix("tag:yaml.org,2002:") not in ("float", "bool", "int")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:int",
+    re.compile(r"^[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$"),
+    list("-+0123456789"),
+)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[0-9]+[eE][-+]?[0-9]+|\.inf|\.Inf|\.nan|\.NaN)$"),

@@ -63,6 +63,22 @@ def test_all_mistakes_stand_in_one_error_with_their_keys() -> None:
     assert "got -1" in message
 
 
+@pytest.mark.parametrize(
+    ("text", "workers"), [("2", (2, 2)), ("[1, 8]", (1, 8)), ("1:8", (1, 8)), ("'3'", (3, 3)), ("[2]", (2, 2))]
+)
+def test_workers_are_a_number_or_a_range(text: str, workers: tuple[int, int]) -> None:
+    scale = Experiment.from_dict(parse_text(f"scale: {{workers: {text}}}")).scale
+    assert (scale.min_workers, scale.max_workers) == workers
+    again = Experiment.model_validate_json(Experiment(scale=scale).model_dump_json()).scale
+    assert again == scale
+
+
+@pytest.mark.parametrize("text", ["0", "[0, 3]", "[3, 1]", "[1, 2, 3]", "true", "1.5", "many", "null", "'0:2'", "[]"])
+def test_other_workers_are_refused_with_the_rule(text: str) -> None:
+    message = refused(Experiment, parse_text(f"scale: {{workers: {text}}}"))
+    assert "scale.workers: must be a number of workers, at least 1, or [min, max] with 1 <= min <= max; got" in message
+
+
 def test_tuples_are_written_as_lists() -> None:
     tree = parse_text("optim: {betas: [0.8, 0.99]}\ndata: {source: folder, path: x, size: [48, 64]}")
     experiment = Experiment.from_dict(tree)

@@ -261,7 +261,7 @@ def test_snippets_are_found_with_their_marks() -> None:
     [
         ("raysweep swep", "No such command"),
         ("python -m raysweep.tune --stroage x", "No such option"),
-        ("raysweep train --workers many", "valid int"),
+        ("raysweep train --workers 2 --seed", "No such option"),
     ],
 )
 def test_a_command_that_is_none_is_found(line: str, why: str) -> None:

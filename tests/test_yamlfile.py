@@ -33,7 +33,18 @@ def test_floats_are_floats_as_people_write_them(text: str, value: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("3", 3), ("-3", -3), ("true", True), ("False", False), ("null", None), ("~", None), ("'1e-4'", "1e-4")]
+    ("text", "value"),
+    [
+        ("3", 3),
+        ("-3", -3),
+        ("0x10", 16),
+        ("1:3", "1:3"),
+        ("true", True),
+        ("False", False),
+        ("null", None),
+        ("~", None),
+        ("'1e-4'", "1e-4"),
+    ],
 )
 def test_other_scalars(text: str, value: object) -> None:
     parsed = parse_text(text)

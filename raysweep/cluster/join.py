@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from raysweep.cluster.capacity import all_machines, can_grow_to
 from raysweep.cluster.resources import Available
 from raysweep.errors import ClusterError
 
@@ -16,7 +17,7 @@ _ENVIRONMENT = {
     # Trials write no CSV, JSON and TensorBoard files of Tune's own: the journal holds the rows.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
-    # Preemption notices are not acted on; the process that looks for them would compete with the first epochs.
+    # The driver looks for machines that are about to go (capacity.py); Ray Train's own watcher is one more process a run.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # A stopped trial with several workers lets them end at a step boundary before its actor takes the next trial; after
     # Tune's own 2 s the next one would be lost.
@@ -160,8 +161,12 @@ def _quiet(verbose: bool) -> Iterator[None]:
 def _cluster(joined: bool) -> Cluster:
     import ray
 
-    resources = ray.cluster_resources()
-    machines = sum(node["Alive"] for node in ray.nodes())
-    where = "the cluster" if joined else "this machine"
-    available = Available(int(resources.get("CPU", 0)), int(resources.get("GPU", 0)), where)
-    return Cluster(joined, str(ray.get_runtime_context().gcs_address), available, machines)
+    machines = tuple(all_machines().values())
+    available = Available(
+        int(sum(m.cpus for m in machines)),
+        int(sum(m.gpus for m in machines)),
+        "the cluster" if joined else "this machine",
+        machines,
+        can_grow_to() if joined else None,
+    )
+    return Cluster(joined, str(ray.get_runtime_context().gcs_address), available, sum(node["Alive"] for node in ray.nodes()))

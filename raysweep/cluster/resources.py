@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysweep.errors import ClusterError
@@ -13,26 +14,75 @@ def _count(number: int, what: str) -> str:
 
 
 @dataclass(frozen=True)
+class Machine:
+    """CPUs and GPUs of one machine."""
+
+    cpus: float
+    gpus: float
+
+
+@dataclass(frozen=True)
 class Available:
-    """CPUs and GPUs of all machines, and where they were found (for messages)."""
+    """CPUs and GPUs of all machines.
+
+    Attributes:
+        cpus, gpus: in all.
+        where: they were found, for messages.
+        machines: of each machine; empty: all on one.
+        can_grow_to: CPUs and GPUs in all that an autoscaler may bring the cluster to; None: there is no autoscaler.
+    """
 
     cpus: int
     gpus: int
     where: str = "this machine"
+    machines: tuple[Machine, ...] = ()
+    can_grow_to: tuple[int, int] | None = None
+
+    @property
+    def most(self) -> tuple[int, int]:
+        """CPUs and GPUs that there can be at most."""
+        return self.can_grow_to or (self.cpus, self.gpus)
+
+    def has(self, number: int, what: str) -> str:
+        """`the cluster has 2 GPUs`, for messages."""
+        return f"{self.where} {'can grow to' if self.can_grow_to else 'has'} {_count(number, what) if number else 'none'}"
+
+    def fitting(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
+        """How many workers these machines carry; a worker's CPUs and GPUs are on one machine."""
+        return workers_fitting(self.machines or (Machine(self.cpus, self.gpus),), cpus_per_worker, gpus_per_worker)
+
+
+def workers_fitting(machines: Sequence[Machine], cpus_per_worker: int, gpus_per_worker: int) -> int:
+    """How many workers fit on machines with so much (or so much free) on each."""
+    by_cpu = [int(m.cpus // cpus_per_worker) for m in machines]
+    return sum(min(n, int(m.gpus // gpus_per_worker)) if gpus_per_worker else n for n, m in zip(by_cpu, machines, strict=True))
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """What one run (or one trial of a sweep) holds."""
+    """What one run (or one trial of a sweep) holds.
+
+    Attributes:
+        workers: the smallest number of workers.
+        cpus_per_worker, gpus_per_worker: of each.
+        max_workers: the largest number.
+    """
 
     workers: int
     cpus_per_worker: int
     gpus_per_worker: int
+    max_workers: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.max_workers:
+            object.__setattr__(self, "max_workers", self.workers)
 
     def describe(self) -> str:
         """`2 workers x (1 GPU, 4 CPUs)`, for people."""
         gpus = f"{_count(self.gpus_per_worker, 'GPU')}, " if self.gpus_per_worker else ""
-        return f"{_count(self.workers, 'worker')} x ({gpus}{_count(self.cpus_per_worker, 'CPU')})"
+        workers = _count(self.max_workers, "worker")
+        workers = workers if self.max_workers == self.workers else f"{self.workers} to {workers}"
+        return f"{workers} x ({gpus}{_count(self.cpus_per_worker, 'CPU')})"
 
     @property
     def cpus(self) -> int:
@@ -44,7 +94,7 @@ class Allocation:
 
 
 def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> Allocation:
-    """What one run gets.
+    """What one run gets; with [min, max] workers only the smallest number has to fit.
 
     Args:
         scale: what was asked for.
@@ -54,36 +104,61 @@ def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> A
     Raises:
         ClusterError: asked and available numbers, and the setting to change.
     """
-    workers, where = scale.workers, available.where
-    if scale.use_gpu is True and available.gpus == 0:
-        raise ClusterError(f"scale.use_gpu: a GPU was asked for, {where} has none; set scale.use_gpu to auto or false")
-    if scale.use_gpu is True and workers > available.gpus:
+    workers = scale.min_workers
+    cpus, gpus = available.most
+    if scale.use_gpu is True and gpus == 0:
+        raise ClusterError(f"scale.use_gpu: a GPU was asked for, {available.has(0, 'GPU')}; set scale.use_gpu to auto or false")
+    if scale.use_gpu is True and workers > gpus:
         raise ClusterError(
             f"scale.workers: {_count(workers, 'worker')} with a GPU each were asked for, "
-            f"{where} has {_count(available.gpus, 'GPU')}; set scale.workers to at most {available.gpus}"
+            f"{available.has(gpus, 'GPU')}; set scale.workers to at most {gpus}"
         )
-    use_gpu = scale.use_gpu is True or (scale.use_gpu == "auto" and available.gpus >= workers)
-    if workers > available.cpus:
+    gpus_per_worker = 1 if scale.use_gpu is True or (scale.use_gpu == "auto" and gpus >= workers) else 0
+    if workers > cpus:
         raise ClusterError(
-            f"scale.workers: {_count(workers, 'worker')} need a CPU each, {where} has {_count(available.cpus, 'CPU')}; "
-            f"set scale.workers to at most {available.cpus}"
+            f"scale.workers: {_count(workers, 'worker')} need a CPU each, {available.has(cpus, 'CPU')}; "
+            f"set scale.workers to at most {cpus}"
         )
-    cpus = scale.cpus_per_worker or (max(1, available.cpus // workers) if share_cpus else 1)
-    if workers * cpus > available.cpus:
+    now = max(workers, min(scale.max_workers, available.gpus if gpus_per_worker else available.cpus))
+    each = scale.cpus_per_worker or (_shared(available, now, gpus_per_worker) if share_cpus else 1)
+    if workers * each > cpus:
         raise ClusterError(
-            f"scale.cpus_per_worker: {_count(workers, 'worker')} x {_count(cpus, 'CPU')} were asked for, "
-            f"{where} has {_count(available.cpus, 'CPU')}; set scale.cpus_per_worker to at most {available.cpus // workers}"
+            f"scale.cpus_per_worker: {_count(workers, 'worker')} x {_count(each, 'CPU')} were asked for, "
+            f"{available.has(cpus, 'CPU')}; set scale.cpus_per_worker to at most {cpus // workers}"
         )
-    return Allocation(workers, cpus, 1 if use_gpu else 0)
+    fits = available.fitting(each, gpus_per_worker)
+    if fits < workers and available.can_grow_to is None:
+        gpu = " and a GPU" if gpus_per_worker else ""
+        raise ClusterError(
+            f"scale.workers: {_count(workers, 'worker')} with {_count(each, 'CPU')}{gpu} each, on one machine, were asked for; "
+            f"the machines of {available.where} carry {fits}; lower scale.workers or scale.cpus_per_worker"
+        )
+    return Allocation(workers, each, gpus_per_worker, scale.max_workers)
+
+
+def _shared(available: Available, workers: int, gpus_per_worker: int) -> int:
+    """The most CPUs that each of so many workers can have; 1 where the workers do not fit now anyway."""
+    highest = max(1, available.cpus // workers)
+    return next((n for n in range(highest, 0, -1) if available.fitting(n, gpus_per_worker) >= workers), 1)
 
 
 def concurrency(allocation: Allocation, available: Available, limit: int | None) -> tuple[int, str]:
     """How many trials run at once, and why, for people."""
-    by_cpu = available.cpus // allocation.cpus
-    reasons = [(by_cpu, f"{_count(available.cpus, 'CPU')} / {allocation.cpus} per trial")]
+    cpus, gpus = available.most
+    reasons = [(cpus // allocation.cpus, f"{_count(cpus, 'CPU')} / {allocation.cpus} per trial")]
     if allocation.gpus:
-        reasons.append((available.gpus // allocation.gpus, f"{_count(available.gpus, 'GPU')} / {allocation.gpus} per trial"))
+        reasons.append((gpus // allocation.gpus, f"{_count(gpus, 'GPU')} / {allocation.gpus} per trial"))
     if limit is not None:
         reasons.append((limit, "search.max_concurrent"))
     number, why = min(reasons, key=lambda reason: reason[0])
     return max(1, number), why
+
+
+def workers_per_trial(allocation: Allocation, available: Available, trials_at_once: int) -> Allocation:
+    """The allocation of one trial with its largest number of workers cut to its fair share of the cluster."""
+    cpus, gpus = available.most
+    carried = min([cpus // allocation.cpus_per_worker, *([gpus // allocation.gpus_per_worker] if allocation.gpus else [])])
+    share = max(allocation.workers, carried // max(1, trials_at_once))
+    return Allocation(
+        allocation.workers, allocation.cpus_per_worker, allocation.gpus_per_worker, min(allocation.max_workers, share)
+    )

@@ -21,6 +21,7 @@ from raysweep.errors import StoreError
 # Losses and rates decide, so they are kept whole; the others are for people.
 _ROUNDED_DIGITS = {
     "psnr": 7, "grad_norm": 6, "samples_per_second": 5, "data_wait": 3, "seconds": 5, "peak_memory_bytes": 4,
+    "pause_s": 4,
 }  # fmt: skip
 
 

@@ -65,6 +65,7 @@ class Results:
         data: the facts about the images (counts, shapes, fingerprint, baselines) from the journal's start event.
         trials: one row per planned trial, by number; integers are Int64, a missing value is NA.
         rows: one row per trial and epoch.
+        resizes: what happened to the trials' workers (resize, failure, preemption), in order; fields as in attempts.Event.
         finished: how the sweep ended (completed, interrupted, budget), None where it has not.
     """
 
@@ -80,6 +81,7 @@ class Results:
     rows: pd.DataFrame
     ends: dict[int, dict[str, Any]]
     decisions: list[dict[str, Any]]
+    resizes: list[dict[str, Any]]
     finished: str | None
 
     @property
@@ -115,6 +117,7 @@ def load(path: str | Path) -> Results:
     start: dict[str, Any] = {}
     trials: dict[int, _Trial] = {}
     decisions: list[dict[str, Any]] = []
+    resizes: list[dict[str, Any]] = []
     finished: str | None = None
     for number, event in enumerate(read_events(directory.journal)):
         try:
@@ -129,6 +132,9 @@ def load(path: str | Path) -> Results:
             elif name == "row":
                 # An epoch done again after a failure stands for the one before.
                 trials[event["trial"]].rows[event["epoch"]] = event
+            elif name in ("resize", "failure", "preemption"):
+                trials[event["trial"]].attempts += event["to"] is not None
+                resizes.append({"event": name, **event})
             elif name == "decision":
                 decisions.append(event)
             elif name == "end":
@@ -139,7 +145,7 @@ def load(path: str | Path) -> Results:
             raise StoreError(f"{directory.journal} is damaged: event {number + 1} makes no sense ({error!r})") from None
     if not start:
         raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
-    return _results(directory, start, trials, decisions, finished)
+    return _results(directory, start, trials, decisions, resizes, finished)
 
 
 def _results(
@@ -147,6 +153,7 @@ def _results(
     start: dict[str, Any],
     trials: dict[int, _Trial],
     decisions: list[dict[str, Any]],
+    resizes: list[dict[str, Any]],
     finished: str | None,
 ) -> Results:
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal)) if start.get("sweep") else None
@@ -167,6 +174,7 @@ def _results(
         rows=_rows_frame(ordered),
         ends={t.number: t.end for t in ordered if t.end},
         decisions=decisions,
+        resizes=resizes,
         finished=finished,
     )
 

@@ -17,7 +17,7 @@ from raysweep.store.results import describe_end
 def command(
     file: Annotated[Path | None, typer.Argument(help="The experiment as YAML; without it everything is at its default.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: optim.lr=1e-3 (repeatable).")] = None,
-    workers: Annotated[int | None, typer.Option(help="Short for --set scale.workers=N.")] = None,
+    workers: Annotated[str | None, typer.Option(help="N, or MIN:MAX, as many as are free; sets scale.workers.")] = None,
     storage: Annotated[Path, typer.Option(help="The directory that runs are kept in.")] = Path("results"),
     name: Annotated[str, typer.Option(help="The name of the run's directory.")] = "train",
     local: Annotated[bool, typer.Option("--local", help="No Ray: one worker in this process.")] = False,

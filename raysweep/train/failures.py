@@ -182,14 +182,14 @@ def _out_of_memory(history: Sequence[Failure], limits: Limits) -> Decision:
 def _error(history: Sequence[Failure], limits: Limits) -> Decision:
     last = history[-1]
     if any(f.kind == "error" and (f.step, f.signature) == (last.step, last.signature) for f in history[:-1]):
-        why = f"the same error came twice at step {last.step}"
+        why = f"the same error a second time at step {last.step}"
     elif last.step <= last.start_step:
-        why = f"an error before the first step of an attempt is not tried again (step {last.step})"
+        why = f"not tried again: it came before a step was done, at step {last.step}"
     elif any(f.kind == "error" for f in _since_progress(history)[:-1]):
-        why = f"errors came twice without a newer checkpoint in between, the second one at step {last.step}"
+        why = f"at step {last.step}, the second error without a newer checkpoint in between"
     else:
-        return Decision("retry", last.micro_batch, f"an error at step {last.step} is tried again once: {_headline(last)}")
-    return Decision("fail", last.micro_batch, f"{why}: {_headline(last)}" + (f"\n{last.traceback}" if last.traceback else ""))
+        return Decision("retry", last.micro_batch, f"{_headline(last)} (at step {last.step}; tried again once)")
+    return Decision("fail", last.micro_batch, f"{_headline(last)} ({why})")
 
 
 def _lost_worker(history: Sequence[Failure], limits: Limits) -> Decision:

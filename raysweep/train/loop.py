@@ -81,6 +81,8 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
     summaries = closed.enter_context(closing(Summaries(runtime.directory, dataset, experiment, device))) if observed else None
     saver = closed.enter_context(Saver(experiment, dataset, runtime, raw, optimizer))
     ledger = closed.enter_context(Ledger(runtime, dataset, config.batch_size, progress)) if config.ledger else None
+    if runtime.rank == 0:
+        runtime.began(progress.global_step, steps_per_epoch * config.epochs)
 
     ended = patience_ended(config, progress)
     while progress.epoch <= config.epochs and ended is None:
@@ -117,6 +119,8 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
                 first_bad = torch.where(torch.isfinite(error).all(), first_bad, first_bad.clamp(max=progress.global_step + 1))
                 progress.step += 1
                 progress.global_step += 1
+                if runtime.rank == 0:
+                    runtime.step_done(progress.global_step)
 
                 # All workers agree, about once a second and at the epoch's end, on what comes next.
                 if progress.step == next_sync or is_last:
@@ -124,17 +128,18 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
                     if math.isfinite(agreed.first_bad):
                         ended = Outcome("diverged", {"what": "train_loss", "step": int(agreed.first_bad), "lr": rate})
                         break
-                    if (agreed.save or agreed.stop) and not is_last:
+                    if agreed.save and not is_last:
                         clock.add_to(progress)
                         progress.squared_error = runtime.reduce(squared_error.tolist())
-                        saver.save(progress, wait=agreed.stop)
-                    if agreed.stop:
-                        ended = Outcome("interrupted", {"text": f"stopped on request in epoch {progress.epoch}"})
+                        saver.save(progress, wait=agreed.urgent)
+                    if agreed.end:
+                        text = f"stopped on request in epoch {progress.epoch}"
+                        ended = Outcome(agreed.end, {"text": text, "step": progress.global_step})
                         if not is_last:
                             break
                     next_sync = progress.step + agreed.steps_until_sync
         set_sample_keys(raw, None)
-        if ended is not None and ended.status == "interrupted" and progress.step < steps_per_epoch:
+        if ended is not None and ended.status in ("interrupted", "resized") and progress.step < steps_per_epoch:
             break
 
         # The epoch's row.
@@ -158,14 +163,17 @@ def _train(experiment: Experiment, dataset: Dataset, runtime: Runtime, closed: E
             "lr": rate,
             "grad_norm": float(norm),
             "world_size": runtime.world_size,
+            "attempt": runtime.attempt,
             "samples_per_second": num_train / progress.train_s if progress.train_s else math.nan,
             "data_wait": progress.wait_s / progress.train_s if progress.train_s else 0.0,
             "seconds": progress.seconds,
             "peak_memory_bytes": max(_from_each(runtime, float(_peak_memory_bytes(device)))),
         }
         judge(config, progress, val_loss)
-        ended = ended or patience_ended(config, progress)
         row, done = progress.row, progress.epoch
+        if ended is None or ended.status == "resized":
+            # A run that is over has nothing to go on with at another size.
+            ended = patience_ended(config, progress) or (ended if done < config.epochs else None)
         next_epoch(progress)
         if summaries is not None:
             summaries.epoch(row, raw)

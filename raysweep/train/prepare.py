@@ -124,9 +124,9 @@ def check_scale(model: ModelFacts, allocation: Allocation) -> None:
     Raises:
         ConfigError: batch normalisation on several CPU workers, whose statistics would depend on their number.
     """
-    if model.batch_norm and allocation.workers > 1 and not allocation.gpus_per_worker:
+    if model.batch_norm and allocation.max_workers > 1 and not allocation.gpus_per_worker:
         raise ConfigError(
-            f"batch normalisation on {allocation.workers} CPU workers would go over each worker's part, so the result "
+            f"batch normalisation on {allocation.max_workers} CPU workers would go over each worker's part, so the result "
             "would depend on their number; set model.norm to group (in your own model: GroupNorm), or scale.workers to 1"
         )
 

@@ -49,7 +49,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: completed, stopped, diverged or interrupted, and the facts of why."""
+    """How a run ended: completed, stopped, diverged or interrupted, and the facts of why.
+
+    `resized`: it ended in order to go on with another number of workers.
+    """
 
     status: str
     reason: dict[str, Any] = field(default_factory=dict)
@@ -83,23 +86,38 @@ def patience_ended(config: TrainConfig, progress: Progress) -> Outcome | None:
 
 @dataclass(frozen=True)
 class Agreed:
-    """What all workers do next: `first_bad` is the first step without a finite loss (inf: none)."""
+    """What all workers do next.
+
+    Attributes:
+        first_bad: the first step without a finite loss (inf: none).
+        end: "" to go on, or the outcome to end with: interrupted, resized.
+        save: save a checkpoint.
+        urgent: and wait until it is on the disk.
+        steps_until_sync: steps until the next agreement.
+    """
 
     first_bad: float
-    stop: bool
+    end: str
     save: bool
+    urgent: bool
     steps_until_sync: int
 
 
-def agree(runtime: Runtime, first_bad: torch.Tensor, save: bool, steps_until_sync: int) -> Agreed:
-    """One reduction: each rank's first step without a finite loss, and what rank 0 wants."""
-    is_first = runtime.rank == 0
-    wanted = [float(runtime.stop_requested()), float(save), float(steps_until_sync)] if is_first else [0.0] * 3
+_ENDS = ("", "interrupted", "resized")
+
+
+def agree(runtime: Runtime, first_bad: torch.Tensor, save_is_due: bool, steps_until_sync: int) -> Agreed:
+    """One reduction: each rank's first step without a finite loss, and what rank 0 and the driver behind it want."""
+    wanted = [0.0] * 3
+    if runtime.rank == 0:
+        wishes = runtime.wishes()
+        urgent = bool(wishes.save or wishes.end)
+        wanted = [float(_ENDS.index(wishes.end)), 2.0 if urgent else float(save_is_due), float(steps_until_sync)]
     bad = float(first_bad)
     # inf would turn the sum of the other ranks' zeros into nan: steps count from 1, so 0 says "none".
     marks = [(bad if math.isfinite(bad) else 0.0) if rank == runtime.rank else 0.0 for rank in range(runtime.world_size)]
-    stop, due, ahead, *marks = runtime.reduce([*wanted, *marks])
-    return Agreed(min((m for m in marks if m), default=math.inf), bool(stop), bool(due), max(1, int(ahead)))
+    end, due, ahead, *marks = runtime.reduce([*wanted, *marks])
+    return Agreed(min((m for m in marks if m), default=math.inf), _ENDS[int(end)], due > 0, due > 1, max(1, int(ahead)))
 
 
 class EpochClock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import platform
 import sys
-import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from raysweep.experiment import Experiment
 from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
 from raysweep.store.journal import JournalWriter
 from raysweep.train import checkpoint
+from raysweep.train.attempts import Event
 from raysweep.train.evaluate import example_images
-from raysweep.train.loop import train
+from raysweep.train.here import fit_here
 from raysweep.train.prepare import Prepared, check_scale, prepare
 from raysweep.train.progress import Outcome
-from raysweep.train.runtime import LocalRuntime, Row
+from raysweep.train.runtime import Row
 
 Say = Callable[[str], None]
 
@@ -105,33 +106,39 @@ def _allocate(prepared: Prepared, available: Available) -> Allocation:
 
 
 def _allocate_local(prepared: Prepared) -> Allocation:
-    workers = prepared.experiment.scale.workers
-    if workers > 1:
-        raise ClusterError(f"--local trains in this process with one worker, scale.workers is {workers}; leave out --local")
-    return _allocate(prepared, available_here())
+    least = prepared.experiment.scale.min_workers
+    if least > 1:
+        raise ClusterError(f"--local trains in this process with one worker, scale.workers is {least}; leave out --local")
+    return replace(_allocate(prepared, available_here()), max_workers=1)
 
 
-_Train = Callable[[Prepared, Path, Allocation, Callable[[Row], None]], Outcome]
+_Train = Callable[[Prepared, Path, Allocation, Callable[[Row], None], Callable[[Event], None], Say], Outcome]
 
 
-def _train_on_ray(prepared: Prepared, directory: Path, allocation: Allocation, on_row: Callable[[Row], None]) -> Outcome:
-    from raysweep.train.ray_runtime import fit
+def _train_on_ray(
+    prepared: Prepared,
+    directory: Path,
+    allocation: Allocation,
+    on_row: Callable[[Row], None],
+    on_event: Callable[[Event], None],
+    say: Say,
+) -> Outcome:
+    from raysweep.train.elastic import fit
 
-    return fit(prepared.experiment, directory, allocation, on_row)
+    return fit(prepared.experiment, directory, allocation, on_row, on_event, say)
 
 
-def _train_here(prepared: Prepared, directory: Path, allocation: Allocation, on_row: Callable[[Row], None]) -> Outcome:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(allocation.cpus_per_worker)
-    try:
-        device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
-        return train(prepared.experiment, prepared.dataset, LocalRuntime(directory, device, on_row))
-    except RaysweepError:
-        raise
-    except Exception as error:
-        raise TrialError(f"{type(error).__name__}: {error}", traceback.format_exc()) from error
-    finally:
-        torch.set_num_threads(threads)
+def _train_here(
+    prepared: Prepared,
+    directory: Path,
+    allocation: Allocation,
+    on_row: Callable[[Row], None],
+    on_event: Callable[[Event], None],
+    say: Say,
+) -> Outcome:
+    device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
+    threads = allocation.cpus_per_worker
+    return fit_here(prepared.experiment, prepared.dataset, directory, device, threads, on_row, on_event, say)
 
 
 def _recorded(
@@ -163,7 +170,19 @@ def _recorded(
             journal.row(0, row)
             on_row(row)
 
-        outcome = _watched(prepared, trial, allocation, record, journal, how)
+        def happened(event: Event) -> None:
+            fields = dict(event)
+            journal.event(fields.pop("event"), trial=0, **fields)
+
+        try:
+            outcome = how(prepared, trial, allocation, record, happened, say)
+        except KeyboardInterrupt:
+            outcome = Outcome("interrupted", {"text": "Ctrl-C"})
+        except RaysweepError as error:
+            text = error.traceback_text if isinstance(error, TrialError) else ""
+            journal.event("end", trial=0, status="failed", reason={"text": str(error), "traceback": text})
+            journal.event("finish", status="failed")
+            raise
         journal.event("end", trial=0, status=outcome.status, reason=outcome.reason)
         if (trial / "best.pt").exists():
             write_examples(trial, prepared)
@@ -171,17 +190,3 @@ def _recorded(
     finally:
         journal.close()
     return directory, outcome
-
-
-def _watched(
-    prepared: Prepared, trial: Path, allocation: Allocation, record: Callable[[Row], None], journal: JournalWriter, how: _Train
-) -> Outcome:
-    try:
-        return how(prepared, trial, allocation, record)
-    except KeyboardInterrupt:
-        return Outcome("interrupted", {"text": "Ctrl-C"})
-    except RaysweepError as error:
-        traceback_text = error.traceback_text if isinstance(error, TrialError) else ""
-        journal.event("end", trial=0, status="failed", reason={"text": str(error), "traceback": traceback_text})
-        journal.event("finish", status="failed")
-        raise

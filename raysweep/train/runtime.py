@@ -6,6 +6,7 @@ Only runtimes read ranks. RayTrainRuntime is in ray_runtime.py, TuneRuntime in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,20 +19,35 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What the driver of a run wants of it at the next step boundary.
+
+    Attributes:
+        end: "" to go on; `interrupted` or `resized`: save and end with that outcome.
+        save: save a checkpoint and go on.
+    """
+
+    end: str = ""
+    save: bool = False
+
+
 class Runtime(Protocol):
-    """The loop's surroundings. Everything but `report` on other ranks than 0 must be called by all ranks alike.
+    """The loop's surroundings. What is not said to be for rank 0 only is called by all ranks alike.
 
     Attributes:
         rank: this worker's number, 0 to world_size - 1.
         world_size: number of workers.
         device: where this worker's model and batches live.
         directory: the trial's directory, shared by all workers.
+        attempt: counts the starts of this run, from 1.
     """
 
     rank: int
     world_size: int
     device: torch.device
     directory: Path
+    attempt: int
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model with its gradients averaged over the workers."""
@@ -49,8 +65,16 @@ class Runtime(Protocol):
         """Hand over one epoch's row; called on every rank with the same row."""
         ...
 
-    def stop_requested(self) -> bool:
-        """Whether the run should end at the next step boundary; rank 0's answer counts."""
+    def wishes(self) -> Wishes:
+        """What the driver wants at the next step boundary; asked on rank 0 only, about once a second."""
+        ...
+
+    def began(self, step: int, total_steps: int) -> None:
+        """Training goes on from global step `step`, of `total_steps` in all; called on rank 0 only."""
+        ...
+
+    def step_done(self, step: int) -> None:
+        """Global step `step` is done; called on rank 0 only, after each step, so it must cost next to nothing."""
         ...
 
 
@@ -61,7 +85,8 @@ class LocalRuntime:
         directory: the trial's directory.
         device: default: the CPU.
         on_row: called with each row.
-        stop: asked for stop_requested.
+        wishes: asked for wishes.
+        attempt: counts the starts of this run, from 1.
     """
 
     rank = 0
@@ -72,12 +97,14 @@ class LocalRuntime:
         directory: Path,
         device: torch.device | None = None,
         on_row: Callable[[Row], None] = lambda _row: None,
-        stop: Callable[[], bool] = lambda: False,
+        wishes: Callable[[], Wishes] = Wishes,
+        attempt: int = 1,
     ) -> None:
         self.directory = directory
         self.device = device or torch.device("cpu")
+        self.attempt = attempt
         self._on_row = on_row
-        self._stop = stop
+        self._wishes = wishes
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model
@@ -91,8 +118,14 @@ class LocalRuntime:
     def report(self, row: Row) -> None:
         self._on_row(row)
 
-    def stop_requested(self) -> bool:
-        return self._stop()
+    def wishes(self) -> Wishes:
+        return self._wishes()
+
+    def began(self, step: int, total_steps: int) -> None:
+        pass
+
+    def step_done(self, step: int) -> None:
+        pass
 
 
 class ProcessGroupRuntime(LocalRuntime):
@@ -103,9 +136,10 @@ class ProcessGroupRuntime(LocalRuntime):
         directory: Path,
         device: torch.device | None = None,
         on_row: Callable[[Row], None] = lambda _row: None,
-        stop: Callable[[], bool] = lambda: False,
+        wishes: Callable[[], Wishes] = Wishes,
+        attempt: int = 1,
     ) -> None:
-        super().__init__(directory, device, on_row, stop)
+        super().__init__(directory, device, on_row, wishes, attempt)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
 
     def wrap(self, model: nn.Module) -> nn.Module:

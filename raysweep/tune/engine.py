@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.cluster.join import Cluster, available_here, connected, environment, running_cluster
-from raysweep.cluster.resources import Allocation, allocate, concurrency
+from raysweep.cluster.resources import Allocation, allocate, concurrency, workers_per_trial
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
 from raysweep.errors import CheckpointError
@@ -97,6 +97,7 @@ def _run(
 ) -> Finished:
     sweep = plan.sweep
     at_once, why = concurrency(allocation, cluster.available, sweep.search.max_concurrent)
+    allocation = workers_per_trial(allocation, cluster.available, min(at_once, plan.num_planned))
     directory = SweepDirectory.create(storage, sweep.name)
     check_shared(directory, cluster)
     directory.write_manifest(manifest())
@@ -166,11 +167,9 @@ def _tune(
         experiment_json=sweep.experiment.model_dump_json(exclude_unset=True),
         directory=str(directory.path),
         started_in=str(Path.cwd()),
-        workers=allocation.workers,
-        cpus=allocation.cpus_per_worker,
-        gpus=allocation.gpus_per_worker,
+        allocation=allocation,
     )
-    if allocation.workers == 1:
+    if allocation.max_workers == 1:
         resources: dict[str, float] = {"CPU": allocation.cpus, "GPU": allocation.gpus}
     else:
         # The workers hold the CPUs. A trial that holds none is refused, and one that holds any can keep its own workers

@@ -87,6 +87,11 @@ class SweepRecorder:
             state.best = state.value if state.best is None else better(state.best, state.value)
         self._changed(state)
 
+    def happened(self, trial_id: str, event: dict[str, Any]) -> None:
+        """A trial's workers were resized, failed or were preempted."""
+        fields = dict(event)
+        self._journal.event(fields.pop("event"), durable=False, trial=self._numbers[trial_id], **fields)
+
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
         """A scheduler has stopped a trial."""
         self._journal.event("decision", durable=False, trial=self._numbers[trial_id], **decision)

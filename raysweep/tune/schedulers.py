@@ -23,6 +23,10 @@ class Recorder(Protocol):
         """A trial has finished an epoch."""
         ...
 
+    def happened(self, trial_id: str, event: dict[str, Any]) -> None:
+        """A trial's workers were resized, failed or were preempted."""
+        ...
+
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
         """A scheduler has stopped a trial."""
         ...
@@ -66,7 +70,8 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
 class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
     """Any scheduler of Ray Tune's, with a recorder beside it.
 
-    Trials report {"row": JSON, "epoch": n, metric: value} for each epoch and {"end": JSON} when they end by themselves.
+    Trials report {"row": JSON, "epoch": n, metric: value} for each epoch and {"end": JSON} when they end by themselves;
+    either may carry "events", what happened to the trial's workers.
     """
 
     def __init__(self, sweep: Sweep, recorder: Recorder) -> None:
@@ -89,6 +94,8 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         trial_id = trial.trial_id
+        for event in json.loads(result.get("events", "[]")):
+            self._recorder.happened(trial_id, event)
         if "end" in result:
             end = json.loads(result["end"])
             self._recorder.ended(trial_id, end["status"], end["reason"])

@@ -22,9 +22,10 @@ from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
 from raysweep.settings import DataConfig
 from raysweep.store.journal import plain
-from raysweep.train.loop import train
+from raysweep.train.attempts import Event
+from raysweep.train.here import fit_here
 from raysweep.train.progress import Outcome
-from raysweep.train.runtime import LocalRuntime, Row
+from raysweep.train.runtime import Row
 
 
 @lru_cache(maxsize=1)
@@ -33,21 +34,35 @@ def _dataset(data: str) -> Dataset:
     return open_dataset(DataConfig.model_validate_json(data))
 
 
-def _report(row: Row) -> None:
-    row = plain(row)
-    # Ray Tune raises SystemExit in here when the trial is to stop.
-    tune.report({"epoch": row["epoch"], "row": json.dumps(row), **{k: row[k] for k in ("val_loss", "train_loss", "psnr")}})
+class _Reporter:
+    """Hands rows, and what happened to the workers before them, to Ray Tune."""
 
+    def __init__(self) -> None:
+        self._events: list[Event] = []
 
-class TuneRuntime(LocalRuntime):
-    """One worker inside a trial's actor; rows go to Ray Tune."""
+    def event(self, event: Event) -> None:
+        self._events.append(event)
 
-    def __init__(self, directory: Path, device: torch.device) -> None:
-        super().__init__(directory, device, on_row=_report)
+    def row(self, row: Row) -> None:
+        row = plain(row)
+        # Ray Tune raises SystemExit in here when the trial is to stop.
+        self._report({"epoch": row["epoch"], "row": json.dumps(row), **{k: row[k] for k in ("val_loss", "train_loss", "psnr")}})
+
+    def end(self, outcome: Outcome) -> None:
+        self._report({"end": json.dumps(plain({"status": outcome.status, "reason": outcome.reason}))})
+
+    def _report(self, result: dict[str, Any]) -> None:
+        events, self._events = self._events, []
+        tune.report({**result, "events": json.dumps(plain(events))} if events else result)
 
 
 def run_trial(
-    config: Mapping[str, Any], *, experiment_json: str, directory: str, started_in: str, workers: int, cpus: int, gpus: int
+    config: Mapping[str, Any],
+    *,
+    experiment_json: str,
+    directory: str,
+    started_in: str,
+    allocation: Allocation,
 ) -> None:
     """Train one trial and report its end.
 
@@ -56,25 +71,25 @@ def run_trial(
         experiment_json: the sweep's experiment, with absolute data paths.
         directory: the sweep's directory.
         started_in: where the user's own modules lie.
-        workers: workers of this trial.
-        cpus: CPUs, and torch threads, of each.
-        gpus: GPUs of each, 0 or 1.
+        allocation: workers of this trial, and what each holds.
     """
     find_modules_in(started_in)
+    reporter = _Reporter()
     try:
         experiment = Experiment.model_validate_json(experiment_json).with_overrides(config["overrides"])
         trial = Path(directory) / "trials" / config["key"]
         trial.mkdir(parents=True, exist_ok=True)
-        if workers == 1:
-            torch.set_num_threads(cpus)
-            device = torch.device("cuda", 0) if gpus else torch.device("cpu")
-            outcome = train(experiment, _dataset(experiment.data.model_dump_json(exclude_unset=True)), TuneRuntime(trial, device))
+        if allocation.max_workers == 1:
+            dataset = _dataset(experiment.data.model_dump_json(exclude_unset=True))
+            device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
+            threads = allocation.cpus_per_worker
+            outcome = fit_here(experiment, dataset, trial, device, threads, reporter.row, reporter.event)
         else:
-            from raysweep.train.ray_runtime import fit
+            from raysweep.train.elastic import fit
 
-            outcome = fit(experiment, trial, Allocation(workers, cpus, gpus), _report)
+            outcome = fit(experiment, trial, allocation, reporter.row, reporter.event)
     except TrialError as error:
         outcome = Outcome("failed", {"text": error.message, "traceback": error.traceback_text})
     except Exception as error:
         outcome = Outcome("failed", {"text": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
-    tune.report({"end": json.dumps(plain({"status": outcome.status, "reason": outcome.reason}))})
+    reporter.end(outcome)

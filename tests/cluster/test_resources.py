@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysweep.cluster.resources import Allocation, Available, allocate, concurrency
+from raysweep.cluster.resources import Allocation, Available, Machine, allocate, concurrency, workers_per_trial
 from raysweep.errors import ClusterError
 from raysweep.settings import ScaleConfig
 
@@ -58,3 +58,38 @@ def test_more_gpu_workers_than_gpus_are_refused() -> None:
 )
 def test_concurrency_and_why(allocation: Allocation, available: Available, limit: int | None, expected: tuple[int, str]) -> None:
     assert concurrency(allocation, available, limit) == expected
+
+
+def test_of_an_elastic_run_only_the_smallest_number_has_to_fit() -> None:
+    scale = ScaleConfig.model_validate({"workers": [1, 8]})
+    assert allocate(scale, Available(2, 0), share_cpus=True) == Allocation(1, 1, 0, 8)
+    assert allocate(scale, Available(16, 0), share_cpus=True) == Allocation(1, 2, 0, 8)
+    assert allocate(scale, Available(16, 4), share_cpus=True) == Allocation(1, 4, 1, 8), "as many as there are GPUs now"
+    with pytest.raises(ClusterError, match="3 workers need a CPU each, this machine has 2 CPUs"):
+        allocate(ScaleConfig.model_validate({"workers": [3, 8]}), Available(2, 0), share_cpus=True)
+    assert Allocation(1, 4, 1, 8).describe() == "1 to 8 workers x (1 GPU, 4 CPUs)"
+
+
+def test_a_worker_lies_on_one_machine_whole() -> None:
+    small = Available(12, 0, "the cluster", (Machine(4, 0), Machine(4, 0), Machine(4, 0)))
+    assert allocate(ScaleConfig(workers=2), small, share_cpus=True) == Allocation(2, 4, 0), "not 6 each: no machine has them"
+    with pytest.raises(ClusterError, match=r"1 worker with 6 CPUs each, on one machine, .* the machines of the cluster carry 0"):
+        allocate(ScaleConfig(workers=1, cpus_per_worker=6), small, share_cpus=True)
+    apart = Available(8, 1, "the cluster", (Machine(1, 1), Machine(7, 0)))
+    with pytest.raises(ClusterError, match="with 2 CPUs and a GPU each"):
+        allocate(ScaleConfig(workers=1, cpus_per_worker=2, use_gpu=True), apart, share_cpus=True)
+
+
+def test_an_autoscaler_counts_as_what_it_may_bring() -> None:
+    growing = Available(4, 0, "the cluster", (Machine(4, 0),), can_grow_to=(36, 8))
+    assert allocate(ScaleConfig(workers=4), growing, share_cpus=False) == Allocation(4, 1, 1), "auto waits for the GPUs"
+    with pytest.raises(ClusterError, match="9 workers with a GPU each were asked for, the cluster can grow to 8 GPUs"):
+        allocate(ScaleConfig(workers=9, use_gpu=True), growing, share_cpus=True)
+    assert concurrency(Allocation(1, 1, 1), growing, None) == (8, "8 GPUs / 1 per trial")
+
+
+@pytest.mark.parametrize(("at_once", "largest"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
+def test_elastic_trials_share_the_cluster_fairly(at_once: int, largest: int) -> None:
+    allocation = workers_per_trial(Allocation(1, 1, 0, 8), Available(8, 0), at_once)
+    assert allocation == Allocation(1, 1, 0, largest)
+    assert workers_per_trial(Allocation(2, 2, 0), Available(8, 0), 4) == Allocation(2, 2, 0), "a fixed number stays"

@@ -117,6 +117,24 @@ def test_best_is_the_best_epoch_not_the_last_and_ties_go_to_the_first(sweep: Wri
     assert list(results.leaderboard["trial"]) == [0, 1, 2]
 
 
+def test_what_happened_to_the_workers_is_kept_and_counts_as_attempts(sweep: Written) -> None:
+    def happened(name: str, before: int, after: int | None) -> None:
+        fields = {"why": "w", "from": before, "to": after, "step": 7, "redone_steps": 2, "pause_s": 1.5}
+        sweep.event(name, trial=0, **fields)
+
+    sweep.trial(0).rows(0, 0.9)
+    happened("resize", 1, 2)
+    happened("preemption", 2, 1)
+    happened("failure", 1, None)
+    results = sweep.end(0, "failed", text="workers were lost").load()
+    assert [(r["event"], r["from"], r["to"]) for r in results.resizes] == [
+        ("resize", 1, 2),
+        ("preemption", 2, 1),
+        ("failure", 1, None),
+    ]
+    assert results.trials.loc[0, "attempts"] == 3, "the first one, and one after each of two breaks"
+
+
 def test_psnr_looks_for_the_highest(tmp_path: Path) -> None:
     sweep = Written(tmp_path / "psnr", objective={"metric": "psnr"})
     sweep.trial(0).rows(0, 0.1, psnr=20.0).trial(1).rows(1, 0.9, psnr=30.0).trial(2).rows(2, 0.9, psnr=NAN)

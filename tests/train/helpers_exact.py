@@ -12,6 +12,7 @@ from helpers_train import Dataset, Experiment, LocalRuntime, ProcessGroupRuntime
 from torch import Tensor, nn
 
 from raysweep.train.progress import EpochClock
+from raysweep.train.runtime import Wishes
 
 Case = tuple[str, Experiment, Dataset, int]
 """Name, experiment, data, and the steps after which this attempt is stopped, or 0."""
@@ -55,16 +56,16 @@ def _run_cases(rank: int, cases: list[Case], directory: Path) -> None:
         if path.exists():
             rows = torch.load(path)
 
-        def stop(stop_after: int = stop_after) -> bool:
+        def wishes(stop_after: int = stop_after) -> Wishes:
             nonlocal steps
             steps += 1
-            return steps == stop_after
+            return Wishes("interrupted" if steps == stop_after else "")
 
         def tell(row: Row, rows: dict[int, Row] = rows) -> None:
             rows[row["epoch"]] = row
 
         runtime = ProcessGroupRuntime if torch.distributed.is_initialized() else LocalRuntime
-        train(experiment, dataset, runtime(place, on_row=tell, stop=stop))
+        train(experiment, dataset, runtime(place, on_row=tell, wishes=wishes))
         if rank == 0:
             torch.save(rows, path)
 

@@ -19,7 +19,7 @@ from raysweep.errors import ConfigError
 from raysweep.settings import ModelConfig
 from raysweep.train import checkpoint
 from raysweep.train.exact import ShardedStep, check_bitwise, deterministic
-from raysweep.train.runtime import LocalRuntime
+from raysweep.train.runtime import LocalRuntime, Wishes
 
 OWN = ModelConfig(factory="nets:make")
 
@@ -64,18 +64,18 @@ def test_a_run_keeps_the_threads_that_it_was_begun_with(tmp_path: Path) -> None:
     before, seen = torch.get_num_threads(), set[int]()
     run = {"train__exactness": "bitwise", "train__epochs": 2}
 
-    def note() -> bool:
+    def note() -> Wishes:
         seen.add(torch.get_num_threads())
-        return False
+        return Wishes()
 
     dataset = tiny_dataset(8)
-    local_run(tiny_experiment(**run), dataset, tmp_path / "default", stop=note)
+    local_run(tiny_experiment(**run), dataset, tmp_path / "default", wishes=note)
     assert (seen, recorded_threads(tmp_path / "default")) == ({1}, 1)
     seen.clear()
-    local_run(tiny_experiment(**run, scale__cpus_per_worker=3), dataset, tmp_path / "three", stop=note)
+    local_run(tiny_experiment(**run, scale__cpus_per_worker=3), dataset, tmp_path / "three", wishes=note)
     with pytest.warns(RuntimeWarning, match="begun with 3 torch threads"):
         local_run(
-            tiny_experiment(**{**run, "train__epochs": 3}, scale__cpus_per_worker=1), dataset, tmp_path / "three", stop=note
+            tiny_experiment(**{**run, "train__epochs": 3}, scale__cpus_per_worker=1), dataset, tmp_path / "three", wishes=note
         )
     assert (seen, recorded_threads(tmp_path / "three")) == ({3}, 3)
     local_run(tiny_experiment(), dataset, tmp_path / "ddp")

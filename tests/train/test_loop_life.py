@@ -12,6 +12,12 @@ from helpers_train import final_weights, local_run, tiny_dataset, tiny_experimen
 
 from raysweep.errors import CheckpointError, ConfigError
 from raysweep.train import checkpoint, loop
+from raysweep.train.runtime import Wishes
+
+
+def wish(end: bool) -> Wishes:
+    return Wishes("interrupted" if end else "")
+
 
 TIMES = ("seconds", "samples_per_second", "data_wait", "peak_memory_bytes")
 
@@ -25,7 +31,8 @@ def test_rows_have_every_promised_column(tmp_path: Path) -> None:
     assert [row["epoch"] for row in rows] == [1, 2]
     assert [row["step"] for row in rows] == [3, 6]
     promised = (
-        "epoch step train_loss val_loss psnr lr grad_norm world_size samples_per_second data_wait seconds peak_memory_bytes"
+        "epoch step train_loss val_loss psnr lr grad_norm world_size attempt "
+        "samples_per_second data_wait seconds peak_memory_bytes"
     )
     assert list(rows[0]) == promised.split()
     assert all(math.isfinite(value) for value in rows[-1].values())
@@ -81,12 +88,13 @@ def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_stopped_inside_an_epoch_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
+def test_stopped_inside_an_epoch_and_resumed_is_the_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop.EpochClock, "steps_until_sync", lambda _self, _step: 1)
     experiment = tiny_experiment(train__epochs=2, train__batch_size=2, data__noise=0.1, optim__lr=1e-2)
     dataset = tiny_dataset(20)
     _, whole = local_run(experiment, dataset, tmp_path / "whole")
     asked = iter([False, False, True])
-    outcome, rows = local_run(experiment, dataset, tmp_path / "cut", stop=lambda: next(asked, True))
+    outcome, rows = local_run(experiment, dataset, tmp_path / "cut", wishes=lambda: wish(next(asked, True)))
     assert outcome.status == "interrupted"
     progress = checkpoint.load(max((tmp_path / "cut").glob("ckpt-*.pt")))["progress"]
     assert 0 < progress["step"] < 10, "the stop must have come inside an epoch"
@@ -156,7 +164,12 @@ def test_checkpoints_every_second_epoch_and_at_the_end(tmp_path: Path) -> None:
 def test_a_checkpoint_is_due_after_seconds_inside_an_epoch(tmp_path: Path) -> None:
     experiment = tiny_experiment(train__epochs=1, train__batch_size=1, train__checkpoint_every_s=1e-6)
     seen: set[str] = set()
-    local_run(experiment, tiny_dataset(6), tmp_path, stop=lambda: bool(seen.update(p.name for p in tmp_path.glob("ckpt-*"))))
+
+    def look() -> Wishes:
+        seen.update(p.name for p in tmp_path.glob("ckpt-*"))
+        return Wishes()
+
+    local_run(experiment, tiny_dataset(6), tmp_path, wishes=look)
     assert "ckpt-000000001.pt" in seen
 
 

@@ -96,6 +96,14 @@ def test_best_is_the_best_epoch_of_a_trial_that_did_not_diverge(running: Running
     assert running.recorder.objective("id0") == 0.4
 
 
+def test_what_happened_to_a_trials_workers_is_in_the_journal(running: Running) -> None:
+    event = {"event": "resize", "time": 5.0, "why": "room", "from": 1, "to": 2, "step": 3, "redone_steps": 0, "pause_s": 8.0}
+    running.recorder.happened("id2", event)
+    running.recorder.end_rest("interrupted", "Ctrl-C")
+    (told,) = results.load(running.directory).resizes
+    assert told == {**event, "trial": 2}
+
+
 def test_time_left_follows_from_the_pace(running: Running) -> None:
     assert running.recorder.seconds_left() is None
     running.clock.now = 10.0

@@ -22,6 +22,9 @@ class Recorder:
     def row(self, trial_id: str, row: dict[str, Any]) -> None:
         self.told.append(("row", trial_id, row["epoch"]))
 
+    def happened(self, trial_id: str, event: dict[str, Any]) -> None:
+        self.told.append(("happened", trial_id, event))
+
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
         self.told.append(("decision", trial_id, decision))
 
@@ -121,3 +124,15 @@ def test_a_trials_own_end_is_passed_on() -> None:
     end = {"end": json.dumps({"status": "diverged", "reason": {"step": 3}})}
     assert fed.scheduler.on_trial_result(None, fed.trials["a"], end) == "CONTINUE"
     assert fed.recorder.told[-1] == ("ended", "a", "diverged", {"step": 3})
+
+
+def test_what_happened_to_the_workers_is_told_before_the_row() -> None:
+    fed = Fed({"name": "none"})
+    events = json.dumps([{"event": "resize", "from": 1, "to": 2}])
+    trial = Trial("a")
+    fed.scheduler.on_trial_add(None, trial)
+    result = {"epoch": 1, "row": json.dumps({"epoch": 1, "val_loss": 0.5}), "val_loss": 0.5, "events": events}
+    fed.scheduler.on_trial_result(None, trial, result)
+    fed.scheduler.on_trial_result(None, trial, {"end": json.dumps({"status": "completed", "reason": {}}), "events": events})
+    assert [told[0] for told in fed.recorder.told] == ["happened", "row", "happened", "ended"]
+    assert fed.recorder.told[0] == ("happened", "a", {"event": "resize", "from": 1, "to": 2})

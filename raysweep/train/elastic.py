@@ -1,0 +1,231 @@
+"""A run on Ray's workers whose number may change: each attempt has a fixed one, and this driver decides on the next.
+
+A planned resize ends an attempt at a step boundary with a checkpoint, so it redoes nothing; see docs/architecture.md for
+why it is not left to Ray.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from raysweep.cluster import capacity
+from raysweep.cluster.resources import Allocation
+from raysweep.errors import ClusterError
+from raysweep.experiment import Experiment
+from raysweep.train.attempts import Ended, Event, Start, supervise
+from raysweep.train.failures import Failure, classify
+from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
+from raysweep.train.progress import Outcome
+from raysweep.train.runtime import Row
+from raysweep.train.sizing import NodeFree, Resizer, fitting
+
+if TYPE_CHECKING:
+    from raysweep.train.ray_runtime import Workers
+
+Say = Callable[[str], None]
+
+_LOOK_S = 0.1  # how often rows and the workers' end are looked for
+_SETTLE_S = 3.0  # after an attempt Ray takes a moment to count its workers' CPUs as free, or its machine as gone
+_DRAIN_LOOK_S = 1.0
+_DRAIN_SAVE_S = 5.0  # how often a run saves whose machine is about to go
+_PAUSE_S = 10.0  # what a new start costs, until this run has measured it
+
+
+def fit(
+    experiment: Experiment,
+    directory: Path,
+    allocation: Allocation,
+    on_row: Callable[[Row], None],
+    on_event: Callable[[Event], None] = lambda _event: None,
+    say: Say = lambda _text: None,
+) -> Outcome:
+    """Train an experiment on Ray's workers; blocks until they have ended for good.
+
+    Args:
+        experiment: with absolute data paths.
+        directory: the trial's directory, which every machine must see.
+        allocation: smallest and largest number of workers, and what each holds.
+        on_row: called in this thread with each row; what it raises ends the run cleanly and is raised again.
+        on_event: called with what happens to the workers.
+        say: takes lines for people.
+
+    Raises:
+        TrialError: a worker failed, with its traceback, or workers were lost too often.
+        ClusterError: there was no room for the workers within scale.start_timeout_s.
+    """
+    run = _Run(directory, allocation, say)
+    try:
+        return supervise(run.attempt, experiment, on_row, on_event, say)
+    finally:
+        run.close()
+
+
+class _Run:
+    """The attempts of one run."""
+
+    def __init__(self, directory: Path, allocation: Allocation, say: Say) -> None:
+        self._directory, self._allocation, self._say = directory, allocation, say
+        self._pause_s = _PAUSE_S
+        self._first_step = 0  # of the newest attempt that has started training
+        self._can_grow = capacity.can_grow_to() is not None
+        self._mailbox: Mailbox | None = None
+        self._workers: Workers | None = None
+        if self._can_grow:
+            capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
+
+    def close(self) -> None:
+        if self._can_grow:
+            capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
+        if self._mailbox is not None:
+            self._mailbox.close()
+        if self._workers is not None:
+            self._workers.clean_up()
+
+    def _fits(self, held: Counter[str]) -> int:
+        free = [NodeFree(node, m.cpus, m.gpus) for node, m in capacity.free_machines().items()]
+        return fitting(free, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
+
+    def _size(self, before: int, timeout_s: float) -> int:
+        """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
+        low, high = self._allocation.workers, self._allocation.max_workers
+        wanted = before or high
+        began = time.monotonic()
+        told = False
+        while True:
+            fits = min(high, self._fits(Counter()))
+            waited = time.monotonic() - began
+            if fits >= wanted or (fits >= low and waited >= _SETTLE_S):
+                return fits
+            if waited >= timeout_s:
+                raise ClusterError(
+                    f"no room for the workers within scale.start_timeout_s {timeout_s:g}: {self._allocation.describe()} were "
+                    f"asked for, {fits} fit now; free some room, lower scale.workers, or raise scale.start_timeout_s"
+                )
+            if not told and waited >= _SETTLE_S:
+                told = True
+                self._say(f"waiting for room: {low} needed, {fits} fit now")
+            time.sleep(_LOOK_S)
+
+    def attempt(self, start: Start) -> Ended:
+        """One attempt, from its size to its end."""
+        from raysweep.train.ray_runtime import Workers
+
+        scale = start.experiment.scale
+        number = self._size(start.workers_before, scale.start_timeout_s)
+        if start.attempt > 1:
+            self._say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
+        self._mailbox = mailbox = Mailbox(self._directory, start.attempt)
+        mailbox.open()
+        self._workers = workers = Workers(
+            start.experiment,
+            self._directory,
+            start.attempt,
+            number,
+            self._allocation.cpus_per_worker,
+            self._allocation.gpus_per_worker,
+        )
+        follow = _Follow(self, start, number, mailbox, workers)
+        follow.to_the_end()
+        self._pause_s = follow.start_s or self._pause_s
+        ended = follow.ended(self._first_step)
+        self._first_step = ended.failure.start_step if ended.failure else ended.step
+        return ended
+
+    def resizer(self, number: int, start_s: float) -> Resizer:
+        return Resizer(number, self._allocation.workers, self._allocation.max_workers, start_s or self._pause_s)
+
+
+class _Follow:
+    """Looks after the workers of one attempt: passes rows on, and asks for a resize or a save where it is time."""
+
+    def __init__(self, run: _Run, start: Start, number: int, mailbox: Mailbox, workers: Workers) -> None:
+        self._run, self._start, self._number = run, start, number
+        self._mailbox, self._workers = mailbox, workers
+        self._began = time.time()
+        self._pulse: Pulse | None = None
+        self._drained: set[str] = set()
+        self._why = ""
+        self._resizer: Resizer | None = None
+        self._next = {"resize": 0.0, "drain": 0.0, "save": 0.0}
+        self.start_s = 0.0
+
+    def to_the_end(self) -> None:
+        """Follow until the workers have ended. An exception asks them to stop, and is raised when they have."""
+        raised: BaseException | None = None
+        refused = False  # by on_row, which is not called again: a trial that Ray Tune has stopped would wait for ever in it
+        while True:
+            is_last = False
+            try:
+                is_last = self._workers.wait(_LOOK_S)
+                self._look()
+                for row in [] if refused else self._mailbox.new_rows():
+                    refused = True
+                    self._start.on_row(row)
+                    refused = False
+            except BaseException as error:
+                if raised is not None:
+                    raise  # asked a second time: leave at once
+                raised = error
+                self._mailbox.request_end("interrupted")
+            if is_last:
+                break
+        if raised is not None:
+            raise raised
+
+    def _look(self) -> None:
+        pulse = self._mailbox.pulse() or self._pulse
+        if pulse is not None and pulse.first_step_at and not self.start_s:
+            self.start_s = pulse.first_step_at - self._began
+            self._resizer = self._run.resizer(self._number, self.start_s)
+            self._start.stepped(self._number, pulse.first_step, pulse.first_step_at)
+        self._pulse = pulse
+        if pulse is None:
+            return
+        if self._is_time("drain", _DRAIN_LOOK_S):
+            self._look_for_drains()
+        if not self._why and self._resizer and self._is_time("resize", self._start.experiment.scale.resize_check_s):
+            self._look_for_room(pulse, self._resizer)
+
+    def _is_time(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._next[what]:
+            return False
+        self._next[what] = now + every_s
+        return True
+
+    def _nodes(self) -> Counter[str]:
+        return Counter(place["node"] for place in self._mailbox.places().values())
+
+    def _look_for_drains(self) -> None:
+        mine = set(self._nodes()) & set(capacity.draining_nodes())
+        for node in mine - self._drained:
+            self._run._say(f"machine {node[:8]} is about to go: saving, and going on until it does")
+        self._drained |= mine
+        if mine and self._is_time("save", _DRAIN_SAVE_S):
+            self._mailbox.request_save()
+
+    def _look_for_room(self, pulse: Pulse, resizer: Resizer) -> None:
+        if resizer.current >= resizer.high:
+            return
+        new = resizer.check(self._run._fits(self._nodes()), pulse.total_steps - pulse.step, pulse.seconds_per_step)
+        if new is not None:
+            self._why = f"room for {new} workers"
+            self._run._say(f"{self._why}: saving, and starting again with them")
+            self._mailbox.request_end("resized")
+
+    def ended(self, known_step: int) -> Ended:
+        """How the attempt ended; `known_step`: where it stands if it never came to start its training."""
+        pulse, outcome, error = self._pulse, self._mailbox.outcome(), self._mailbox.failure()
+        step, first_step = (pulse.step, pulse.first_step) if pulse else (known_step, known_step)
+        step_at = pulse.step_at if pulse and pulse.step_at else None
+        if outcome is not None and error is None:
+            return Ended(self._number, step, step_at, outcome=outcome, why=self._why)
+        error = error or self._workers.error() or WorkerError("TrialError", "the workers ended without saying how", "")
+        kind = classify(error.type, error.message, draining=bool(self._drained))
+        micro_batch = self._start.experiment.train.micro_batch
+        text = f"{error.type}: {error.message}"
+        return Ended(self._number, step, step_at, failure=Failure(kind, text, error.traceback, step, first_step, micro_batch))
