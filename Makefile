@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: sweep test fast lint bench clean
+.PHONY: sweep test fast chaos lint bench clean
 
 sweep: $(VENV)/.ready
 	$(RUN) -m raysweep.tune
@@ -13,6 +13,9 @@ test: $(VENV)/.ready lint
 
 fast: $(VENV)/.ready
 	$(RUN) -m pytest -m "not slow and not ray"
+
+chaos: $(VENV)/.ready
+	RUNS=$(or $(RUNS),30) $(RUN) -m pytest -s -m chaos tests/ray
 
 lint: $(VENV)/.ready
 	$(VENV)/bin/ruff check .

@@ -12,10 +12,12 @@ from raysweep.cluster.join import Cluster, connected
 pytestmark = pytest.mark.ray
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/ray/" in item.path.as_posix():
             item.add_marker(pytest.mark.ray)
+    if "chaos" not in config.option.markexpr:
+        items[:] = [item for item in items if item.get_closest_marker("chaos") is None]
 
 
 @pytest.fixture(scope="session")
