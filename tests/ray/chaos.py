@@ -50,7 +50,7 @@ class Net(torch.nn.Sequential):
 """
 
 EXPERIMENT = """
-data: {source: digits, count: 300, noise: 0.1}
+data: {source: digits, count: 600, noise: 0.1}
 model: {factory: "chaosnet:Net"}
 train: {epochs: EPOCHS, batch_size: 16, checkpoint_every_s: 2, ledger: true, exactness: EXACTNESS}
 scale: {cpus_per_worker: 1, max_failures: 10, resize_check_s: 1, start_timeout_s: 120}
