@@ -31,6 +31,7 @@ from raysweep.train import checkpoint, ledger
 ROOT = Path(raysweep.__file__).parents[1]
 EPOCHS = 20
 LIMIT_S = 300.0
+SETTLE_S = 15.0  # after the last fault, so that what it leads to happens while training is slow
 TOLERANCE = {"ddp": 1e-5, "bitwise": 0.0}
 
 MODEL = """
@@ -130,7 +131,7 @@ def run(cluster: ChaosCluster, directory: Path, name: str, exactness: str, sched
                 if not cluster.strike(fault):
                     result.broken.append("found no worker to kill")
                 result.faults.append(f"{fault.kind}@{now - first_at:.1f}")
-                next_at = time.monotonic() + (waiting[0].after_s if waiting else 1.0)
+                next_at = time.monotonic() + (waiting[0].after_s if waiting else SETTLE_S)
             elif not waiting and now >= next_at:
                 (directory / "hurry").touch()
         if process.poll() is None:
