@@ -30,6 +30,8 @@ _LOST_TYPES = {
     "ActorDiedError", "ActorUnavailableError", "LocalRayletDiedError", "NodeDiedError", "OwnerDiedError", "RayActorError",
     "WorkerCrashedError", "WorkerGroupError", "WorkerGroupStartupFailedError", "WorkerGroupStartupTimeoutError",
     "WorkerHealthCheckFailedError", "WorkerHealthCheckTimeoutError",
+    # Ray's controller could not start the workers, or lost them on the way: an error of theirs comes as their own.
+    "ControllerError",
     "DistBackendError", "DistNetworkError", "DistStoreError",
 }  # fmt: skip
 _PEER_TEXTS = ("Connection closed by peer", "Connection reset", "Broken pipe", "NCCL", "gloo")
@@ -117,9 +119,8 @@ def _has(message: str, texts: Sequence[str]) -> bool:
 def _is_lost(exception_type_name: str, message: str) -> bool:
     if exception_type_name in _LOST_TYPES:
         return True
-    # torch tells of a lost peer in a RuntimeError, Ray Train of a group that did not start in a ControllerError.
-    texts = {"RuntimeError": _PEER_TEXTS, "ControllerError": _LOST_TEXTS}.get(exception_type_name, ())
-    return _has(message, texts)
+    # gloo tells of a lost peer in a RuntimeError.
+    return exception_type_name == "RuntimeError" and _has(message, _PEER_TEXTS)
 
 
 def decide(history: Sequence[Failure], limits: Limits) -> Decision:

@@ -13,7 +13,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
-from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError, WorkerHealthCheckFailedError
+from ray.train.v2._internal.exceptions import (
+    WorkerGroupStartupFailedError,
+    WorkerGroupStartupTimeoutError,
+    WorkerHealthCheckFailedError,
+)
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 from ray.train.v2.api.preemption import PreemptionInfo
 
@@ -92,6 +96,11 @@ def numpy_allocation_error() -> BaseException:
         (WorkerHealthCheckFailedError("A worker health check failed.", actor_died(KILLED)), "lost_worker"),
         (WorkerGroupError(f"[Rank 0 Error Snippet]:\n{actor_died(KILLED)}", {}), "lost_worker"),
         (ControllerError(WorkerGroupStartupTimeoutError(2)), "lost_worker"),
+        (
+            ControllerError(WorkerGroupStartupFailedError("At least one of the worker actors failed to initialize.")),
+            "lost_worker",
+        ),
+        (ControllerError(actor_died(KILLED)), "lost_worker"),
         (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4021"), "lost_worker"),
         (torch.distributed.DistBackendError("NCCL communicator was aborted on rank 1."), "lost_worker"),
         (torch.distributed.DistNetworkError("The client socket has failed to connect"), "lost_worker"),
@@ -101,7 +110,6 @@ def numpy_allocation_error() -> BaseException:
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), "error"),
         (KeyError("gloo"), "error"),
         (ConfigError("the images do not fit the model"), "error"),
-        (ControllerError(ValueError("a callback failed")), "error"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
