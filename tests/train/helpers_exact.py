@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from raysweep.train.progress import EpochClock
 from raysweep.train.runtime import Wishes
 
 Case = tuple[str, Experiment, Dataset, int]
-"""Name, experiment, data, and the steps after which this attempt is stopped, or 0."""
+"""Name, experiment, data, and the steps after which several workers are stopped, a single one is killed, or 0."""
 
 
 class OwnNet(nn.Module):
@@ -48,7 +49,12 @@ def run_cases(rank: int, cases: list[Case], directory: Path) -> None:
         _run_cases(rank, cases, directory)
 
 
+class Killed(BaseException):
+    """Ends a run where a killed process would: before the checkpoint of the step."""
+
+
 def _run_cases(rank: int, cases: list[Case], directory: Path) -> None:
+    several = torch.distributed.is_initialized()
     for name, experiment, dataset, stop_after in cases:
         place = directory / name
         place.mkdir(parents=True, exist_ok=True)
@@ -59,13 +65,16 @@ def _run_cases(rank: int, cases: list[Case], directory: Path) -> None:
         def wishes(stop_after: int = stop_after) -> Wishes:
             nonlocal steps
             steps += 1
+            if steps == stop_after and not several:
+                raise Killed
             return Wishes("interrupted" if steps == stop_after else "")
 
         def tell(row: Row, rows: dict[int, Row] = rows) -> None:
             rows[row["epoch"]] = row
 
-        runtime = ProcessGroupRuntime if torch.distributed.is_initialized() else LocalRuntime
-        train(experiment, dataset, runtime(place, on_row=tell, wishes=wishes))
+        runtime = ProcessGroupRuntime if several else LocalRuntime
+        with contextlib.suppress(Killed):
+            train(experiment, dataset, runtime(place, on_row=tell, wishes=wishes))
         if rank == 0:
             torch.save(rows, path)
 
