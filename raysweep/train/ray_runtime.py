@@ -164,6 +164,8 @@ class Workers:
             return None
         failures = getattr(self._error, "worker_failures", None) or {}
         cause = next(iter(failures.values()), self._error)
+        if any(getattr(failure, "preempted", False) for failure in failures.values()):
+            return WorkerError("PreemptionError", str(cause).strip(), str(self._error))
         cause = getattr(cause, "cause", None) or cause  # a RayTaskError wraps the worker's own
         return WorkerError(type(cause).__name__, str(cause).strip(), str(self._error))
 

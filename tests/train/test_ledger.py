@@ -14,6 +14,7 @@ from raysweep.console import commandline
 from raysweep.errors import StoreError
 from raysweep.train import ledger
 from raysweep.train.ledger import check, committed
+from raysweep.train.runtime import Wishes
 
 TRAIN = list(range(6))  # three steps of two
 
@@ -111,7 +112,8 @@ def test_a_stopped_and_resumed_run_has_each_sample_once(tmp_path: Path) -> None:
     experiment = tiny_experiment(train__ledger=True, train__batch_size=2)
     dataset = tiny_dataset(20)
     asked = iter([False, False, True])
-    assert local_run(experiment, dataset, tmp_path, stop=lambda: next(asked, True))[0].status == "interrupted"
+    outcome, _ = local_run(experiment, dataset, tmp_path, wishes=lambda: Wishes("interrupted" if next(asked, True) else ""))
+    assert outcome.status == "interrupted"
     local_run(experiment, dataset, tmp_path)
     history = committed(tmp_path)
     report = check(history, [1, 2])
