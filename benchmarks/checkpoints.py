@@ -88,7 +88,10 @@ def lost_s(marks: Marks) -> tuple[float, float]:
     steps = [(a, b) for a, b in zip(marks.steps[1:], marks.steps[2:], strict=False) if a < until]
     beside = [any(a < end and begin < b for begin, end in busy) for a, b in steps]
     first = [any(a < end and begin < b for begin, end in (marks.copies[0], marks.writes[0])) for a, b in steps]
-    quiet = statistics.median(b - a for (a, b), near, warm in zip(steps, beside, first, strict=True) if not near and not warm)
+    alone = [b - a for (a, b), near, warm in zip(steps, beside, first, strict=True) if not near and not warm]
+    if not alone:
+        raise SystemExit("no step without a checkpoint beside it: steps are too slow here; raise --every-s and --seconds")
+    quiet = statistics.median(alone)
     longer = sum(b - a - quiet for (a, b), near in zip(steps, beside, strict=True) if near)
     return longer / len(marks.writes[1:-1]), quiet
 
