@@ -98,24 +98,32 @@ class ShardedStep:
         errors = torch.zeros(self.lanes, dtype=torch.float64, device=self._device)
         blocks: list[Block] = []
         for shard in self.owned:
+            first = shard
+            if shard % 2 and blocks:
+                # Autograd adds to the other half of the pair while both are in the cache.
+                first -= 1
+                self._put_gradients(blocks.pop().total)
             if len(share(np.arange(global_samples), shard, self.lanes)):
                 torch.manual_seed(step_seed(self._config.seed, epoch, step, shard))
                 error = forward_error(self._model, self._model, next(batches), self.autocast)
                 (error * scale).backward()  # type: ignore[no-untyped-call]
                 errors[shard] = error.detach()
-            add_block(blocks, Block(range(shard, shard + 1), self._take_gradients()))
+            add_block(blocks, Block(range(first, shard + 1), self._take_gradients()))
         total = blocks[0].total
         for places, exchange in self._exchanges:
             for place, gradient in zip(places, exchange([[b.total[i] for i in places] for b in blocks]), strict=True):
                 total[place] = gradient
-        for parameter, gradient in zip(self._parameters, total, strict=True):
-            parameter.grad = gradient
+        # Where a shard has no gradient for a parameter, zeros may have been added or nothing: a zero then has either sign.
+        torch._foreach_add_(total, 0.0)
+        self._put_gradients(total)
         return errors
 
+    def _put_gradients(self, gradients: list[Tensor]) -> None:
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
     def _take_gradients(self) -> list[Tensor]:
-        """The gradients of one shard, taken away from the parameters; zeros where there is none."""
-        # Not added up in the parameters: one that is used by two backward passes of one shard, as checkpointed layers
-        # do, would break the order of the tree.
+        """The gradients, taken away from the parameters; zeros where there is none."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
