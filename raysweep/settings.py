@@ -236,9 +236,9 @@ class ScaleConfig(Section):
     cpus_per_worker: PositiveInt | None = None
     """CPUs reserved for a worker, and its torch threads. null: train shares all among the workers, a sweep gives 1."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """How often a run is started again after lost workers or an error, before it counts as failed."""
+    """How many lost workers in a row, without a newer checkpoint in between, a run gets over."""
     max_preemptions: Annotated[int, Field(ge=0)] | None = None
-    """The same for workers whose machine was taken back with notice; null: as often as it happens."""
+    """How often a machine may be taken back with notice in a whole run; null: any number."""
     resize_check_s: PositiveFloat = 10.0
     """[min, max]: how often to look for free workers; two looks in a row must find the same before a run grows."""
     start_timeout_s: PositiveFloat = 600.0

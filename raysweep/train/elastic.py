@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysweep.cluster import capacity
-from raysweep.cluster.resources import Allocation
+from raysweep.cluster.resources import Allocation, Machine
 from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
@@ -68,7 +68,7 @@ class _Run:
     """The attempts of one run."""
 
     def __init__(self, directory: Path, allocation: Allocation, say: Say) -> None:
-        self._directory, self._allocation, self._say = directory, allocation, say
+        self._directory, self._allocation, self.say = directory, allocation, say
         self._pause_s = _PAUSE_S
         self._first_step = 0  # of the newest attempt that has started training
         self._can_grow = capacity.can_grow_to() is not None
@@ -85,18 +85,23 @@ class _Run:
         if self._workers is not None:
             self._workers.clean_up()
 
-    def _fits(self, held: Counter[str]) -> int:
-        free = [NodeFree(node, m.cpus, m.gpus) for node, m in capacity.free_machines().items()]
-        return fitting(free, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
+    def _fitting(self, machines: Mapping[str, Machine], held: Mapping[str, int]) -> int:
+        nodes = [NodeFree(node, m.cpus, m.gpus) for node, m in machines.items()]
+        return fitting(nodes, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
+
+    def fits(self, held: Mapping[str, int]) -> int:
+        """How many workers fit now, with those that this run has on each machine."""
+        return self._fitting(capacity.free_machines(), held)
 
     def _size(self, before: int, timeout_s: float) -> int:
         """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
-        low, high = self._allocation.workers, self._allocation.max_workers
-        wanted = before or high
+        low = self._allocation.workers
+        high = min(self._allocation.max_workers, max(low, self._fitting(capacity.all_machines(), {})))
+        wanted = min(before or high, high)
         began = time.monotonic()
         told = False
         while True:
-            fits = min(high, self._fits(Counter()))
+            fits = min(self._allocation.max_workers, self.fits({}))
             waited = time.monotonic() - began
             if fits >= wanted or (fits >= low and waited >= _SETTLE_S):
                 return fits
@@ -107,7 +112,7 @@ class _Run:
                 )
             if not told and waited >= _SETTLE_S:
                 told = True
-                self._say(f"waiting for room: {low} needed, {fits} fit now")
+                self.say(f"waiting for room: {low} needed, {fits} fit now")
             time.sleep(_LOOK_S)
 
     def attempt(self, start: Start) -> Ended:
@@ -117,7 +122,8 @@ class _Run:
         scale = start.experiment.scale
         number = self._size(start.workers_before, scale.start_timeout_s)
         if start.attempt > 1:
-            self._say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
+            self.say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
+        began = time.time()
         self._mailbox = mailbox = Mailbox(self._directory, start.attempt)
         mailbox.open()
         self._workers = workers = Workers(
@@ -128,7 +134,7 @@ class _Run:
             self._allocation.cpus_per_worker,
             self._allocation.gpus_per_worker,
         )
-        follow = _Follow(self, start, number, mailbox, workers)
+        follow = _Follow(self, start, number, mailbox, workers, began)
         follow.to_the_end()
         self._pause_s = follow.start_s or self._pause_s
         ended = follow.ended(self._first_step)
@@ -142,10 +148,9 @@ class _Run:
 class _Follow:
     """Looks after the workers of one attempt: passes rows on, and asks for a resize or a save where it is time."""
 
-    def __init__(self, run: _Run, start: Start, number: int, mailbox: Mailbox, workers: Workers) -> None:
+    def __init__(self, run: _Run, start: Start, number: int, mailbox: Mailbox, workers: Workers, began: float) -> None:
         self._run, self._start, self._number = run, start, number
-        self._mailbox, self._workers = mailbox, workers
-        self._began = time.time()
+        self._mailbox, self._workers, self._began = mailbox, workers, began
         self._pulse: Pulse | None = None
         self._drained: set[str] = set()
         self._why = ""
@@ -203,7 +208,7 @@ class _Follow:
     def _look_for_drains(self) -> None:
         mine = set(self._nodes()) & set(capacity.draining_nodes())
         for node in mine - self._drained:
-            self._run._say(f"machine {node[:8]} is about to go: saving, and going on until it does")
+            self._run.say(f"machine {node[:8]} is about to go: saving, and going on until it does")
         self._drained |= mine
         if mine and self._is_time("save", _DRAIN_SAVE_S):
             self._mailbox.request_save()
@@ -211,10 +216,10 @@ class _Follow:
     def _look_for_room(self, pulse: Pulse, resizer: Resizer) -> None:
         if resizer.current >= resizer.high:
             return
-        new = resizer.check(self._run._fits(self._nodes()), pulse.total_steps - pulse.step, pulse.seconds_per_step)
+        new = resizer.check(self._run.fits(self._nodes()), pulse.total_steps - pulse.step, pulse.seconds_per_step)
         if new is not None:
             self._why = f"room for {new} workers"
-            self._run._say(f"{self._why}: saving, and starting again with them")
+            self._run.say(f"{self._why}: saving, and starting again with them")
             self._mailbox.request_end("resized")
 
     def ended(self, known_step: int) -> Ended:

@@ -197,15 +197,14 @@ def _lost_worker(history: Sequence[Failure], limits: Limits) -> Decision:
     last = history[-1]
     lost = sum(f.kind == "lost_worker" for f in _since_progress(history))
     where = f" on {last.node}" if last.node else ""
+    when = f"at step {last.step}" if last.step > last.start_step else "before its first step"
     if lost <= limits.max_failures:
-        return Decision(
-            "retry", last.micro_batch, f"a worker was lost{where} at step {last.step} ({lost} of {limits.max_failures})"
-        )
+        return Decision("retry", last.micro_batch, f"a worker was lost{where} {when} ({lost} of {limits.max_failures})")
     return Decision(
         "fail",
         last.micro_batch,
         f"workers were lost {_times(lost)} without a newer checkpoint in between, scale.max_failures allows "
-        f"{limits.max_failures}; the last one{where} at step {last.step}: {_headline(last)}. Raise scale.max_failures, or save "
+        f"{limits.max_failures}; the last one{where} {when}: {_headline(last)}. Raise scale.max_failures, or save "
         "more often: train.checkpoint_every_s",
     )
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import chaos as chaos_module
 import pytest
 import ray
-from chaos_cluster import MAX_NODES, Schedule
+from chaos_cluster import MAX_NODES, ChaosCluster, Schedule
+
+from raysweep.store.journal import read_events
 
 HARNESS = Path(__file__).with_name("chaos.py")
 
@@ -35,6 +41,60 @@ def test_a_schedule_is_a_function_of_its_seed_and_never_leaves_less_than_one_mac
             nodes += {"add": 1, "kill": 0}.get(fault.kind, -1)
             assert 1 <= nodes <= MAX_NODES
     assert {fault.kind for schedule in schedules for fault in schedule.faults} == {"kill", "remove", "drain", "add"}
+
+
+def journal(directory: Path) -> list[dict[str, Any]]:
+    path = directory / "journal.jsonl"
+    return list(read_events(path)) if path.exists() else []
+
+
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[bytes], log: Path, limit_s: float = 120) -> Any:
+    until = time.monotonic() + limit_s
+    while not (found := what()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < until, f"waited for {limit_s:g} s: {log.read_text()}"
+        time.sleep(0.1)
+    return found
+
+
+@pytest.mark.timeout(400)
+def test_a_run_grows_when_a_machine_joins_and_survives_one_that_is_drained(tmp_path: Path) -> None:
+    whole = chaos_module.uninterrupted(tmp_path, "bitwise")
+    (tmp_path / "hurry").unlink()
+    run, log = tmp_path / "results" / "grows", tmp_path / "grows.log"
+    with ChaosCluster() as cluster:
+        cluster.reset(nodes=1)
+        options = ["--workers", "1:2", "--set", "train.checkpoint_every_s=100"]  # whatever saves, it is not the time
+        process = chaos_module.start(tmp_path, "grows", "bitwise", *options, address=cluster.address)
+        try:
+            wait_for(lambda: list(run.glob("trials/*/ledger/*-0.jsonl")), process, log)
+            cluster.add()
+            grown = wait_for(lambda: [e for e in journal(run) if e["event"] == "resize"], process, log)[0]
+            assert (grown["from"], grown["to"], grown["redone_steps"]) == (1, 2, 0)
+            assert grown["why"] == "room for 2 workers"
+            assert 0 < grown["pause_s"] < 100
+            before = set(run.glob("trials/*/ckpt-*.json"))
+            cluster.drain(0.99, notice_s=6)
+            wait_for(lambda: "is about to go: saving" in log.read_text(), process, log)
+            wait_for(lambda: set(run.glob("trials/*/ckpt-*.json")) - before, process, log, limit_s=5)
+            assert not [e for e in journal(run) if e["event"] == "preemption"], "it goes on until the machine is gone"
+            time.sleep(6)
+            cluster.take_away(now=float("inf"))
+            taken = wait_for(lambda: [e for e in journal(run) if e["event"] == "preemption"], process, log)[0]
+            assert (taken["from"], taken["to"], taken["kind"]) == (2, 1, "preemption")
+            assert taken["redone_steps"] <= 60, "it saved every few seconds since it was told"
+            (tmp_path / "hurry").touch()
+            assert process.wait(120) == 0, log.read_text()
+        finally:
+            chaos_module.end(process)
+        assert cluster.cpus_return()
+    result = chaos_module.Result()
+    chaos_module.compare(run, whole, "bitwise", result)
+    assert result.broken == []
+    assert result.sizes == [1, 2, 1]
+    rows = [e for e in journal(run) if e["event"] == "row"]
+    assert sum(row["pause_s"] for row in rows) == pytest.approx(grown["pause_s"] + taken["pause_s"], rel=0.01)
+    assert {row["attempt"] for row in rows} == {1, 2, 3}
 
 
 @pytest.mark.timeout(700)

@@ -1,0 +1,222 @@
+"""The driver of a run on Ray's workers, with workers and cluster played: sizes, resizes, notices, failures; no Ray."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_train import tiny_experiment
+
+from raysweep.cluster.resources import Allocation, Machine
+from raysweep.errors import ClusterError, TrialError
+from raysweep.train import elastic
+from raysweep.train.attempts import Event
+from raysweep.train.mailbox import Mailbox, WorkerError
+from raysweep.train.progress import Outcome
+from raysweep.train.runtime import Row
+
+
+class World:
+    """A cluster whose machines (name: CPUs) come and go, and a clock that only sleeping moves on."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.machines = {"a": 1}
+        self.held: dict[str, int] = {}
+        self.start_s = 0.0
+        self.draining: dict[str, int] = {}
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        self.sizes: list[int] = []
+        self.micro_batches: list[int | None] = []
+
+    def free(self) -> dict[str, Machine]:
+        alive = {name: cpus for name, cpus in self.machines.items() if name not in self.draining}
+        return {name: Machine(cpus - self.held.get(name, 0), 0) for name, cpus in alive.items()}
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        for item in [i for i in self.later if i[0] <= self.now]:
+            self.later.remove(item)
+            item[1]()
+
+    def at(self, seconds: float, what: Callable[[], None]) -> None:
+        self.later.append((self.now + seconds, what))
+
+
+class PlayedWorkers:
+    """Workers that do a step every 0.1 s, heed the mailbox, and follow a script: step -> what happens there."""
+
+    scripts: list[dict[int, Any]] = []
+    world: World
+    checkpoint = 0
+
+    def __init__(self, experiment: Any, directory: Path, attempt: int, number: int, cpus: int, gpus: int) -> None:
+        self.mail = Mailbox(directory, attempt)
+        self.world.sleep(self.world.start_s)
+        self.script = self.scripts.pop(0) if self.scripts else {}
+        self.world.sizes.append(number)
+        self.world.micro_batches.append(experiment.train.micro_batch)
+        self.number, self.step, self.has_ended = number, PlayedWorkers.checkpoint, False
+        self.saves, self.ray_error = 0, None
+        places = [name for name, machine in self.world.free().items() for _ in range(int(machine.cpus // cpus))]
+        for rank, name in enumerate(places[:number]):
+            self.mail.put_place(rank, name)
+            self.world.held[name] = self.world.held.get(name, 0) + cpus
+        self.mail.put_began(self.step, 100)
+
+    def wait(self, seconds: float) -> bool:
+        self.world.sleep(seconds)
+        if self.has_ended:
+            assert self.mail._pulse is not None
+            self.mail._pulse.close()  # a real worker's process ends
+            self.world.held.clear()
+            return True
+        self.step += 1
+        happens = self.script.get(self.step)
+        if happens is not None:
+            self.has_ended = True
+            self.ray_error = happens if isinstance(happens, WorkerError) else None
+            if isinstance(happens, Exception):
+                self.mail.put_failure(0, happens, "Traceback: in forward")
+            return False
+        self.mail.put_step(self.step)
+        if self.step % 20 == 0:
+            self.mail.put_row({"epoch": self.step // 20})
+        wishes = self.mail.wishes()
+        if wishes.save or wishes.end or self.step >= 100:
+            PlayedWorkers.checkpoint, self.saves = self.step, self.saves + 1
+        if wishes.end or self.step >= 100:
+            self.mail.put_outcome(Outcome(wishes.end or "completed"))
+            self.has_ended = True
+        return False
+
+    def error(self) -> WorkerError | None:
+        return self.ray_error
+
+    def clean_up(self) -> None:
+        pass
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+    PlayedWorkers.world, PlayedWorkers.scripts, PlayedWorkers.checkpoint = made, [], 0
+    played = types.ModuleType("raysweep.train.ray_runtime")
+    played.Workers = PlayedWorkers  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "raysweep.train.ray_runtime", played)
+    clock = types.SimpleNamespace(time=lambda: made.now, monotonic=lambda: made.now, sleep=made.sleep)
+    monkeypatch.setattr(elastic, "time", clock)
+    monkeypatch.setattr("raysweep.train.mailbox.time", clock)
+    monkeypatch.setattr(elastic.capacity, "free_machines", made.free)
+    totals = lambda: {name: Machine(cpus, 0) for name, cpus in made.machines.items() if name not in made.draining}  # noqa: E731
+    monkeypatch.setattr(elastic.capacity, "all_machines", totals)
+    monkeypatch.setattr(elastic.capacity, "draining_nodes", lambda: made.draining)
+    monkeypatch.setattr(elastic.capacity, "can_grow_to", lambda: None)
+    return made
+
+
+def run(
+    directory: Path, allocation: Allocation, on_row: Callable[[Row], None] = lambda _row: None, **scale: Any
+) -> tuple[Outcome, list[Event], list[str]]:
+    events: list[Event] = []
+    said: list[str] = []
+    settings = {"scale__resize_check_s": 0.5, **{f"scale__{k}": v for k, v in scale.items()}}
+    outcome = elastic.fit(tiny_experiment(**settings), directory, allocation, on_row, events.append, said.append)
+    assert not (directory / "mail").exists()
+    return outcome, events, said
+
+
+def test_a_run_starts_with_all_that_fit_up_to_its_largest_number(world: World, tmp_path: Path) -> None:
+    world.machines = {"a": 3, "b": 1}
+    run(tmp_path, Allocation(1, 1, 0, 3))
+    PlayedWorkers.checkpoint = 0
+    run(tmp_path, Allocation(1, 2, 0, 3))
+    assert world.sizes == [3, 1], "a worker of two CPUs lies on one machine"
+
+
+def test_it_waits_for_its_smallest_number_and_says_so(world: World, tmp_path: Path) -> None:
+    world.machines = {}
+    world.at(30, lambda: world.machines.update(a=2))
+    _, _, said = run(tmp_path, Allocation(2, 1, 0, 4))
+    assert world.sizes == [2]
+    assert said[0] == "waiting for room: 2 needed, 0 fit now"
+
+
+def test_it_gives_up_with_both_numbers(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"start_timeout_s 20: 2 to 4 workers x \(1 CPU\) were asked for, 1 fit now"):
+        run(tmp_path, Allocation(2, 1, 0, 4), start_timeout_s=20)
+
+
+def test_it_grows_when_there_is_room_in_two_looks_and_redoes_nothing(world: World, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(elastic, "_PAUSE_S", 0.1)
+    world.at(2.0, lambda: world.machines.update(b=1))
+    _, events, said = run(tmp_path, Allocation(1, 1, 0, 4))
+    assert world.sizes == [1, 2]
+    (event,) = events
+    assert (event["event"], event["from"], event["to"], event["redone_steps"]) == ("resize", 1, 2, 0)
+    assert "room for 2 workers: saving, and starting again with them" in said
+
+
+def test_it_does_not_grow_beyond_its_largest_number_or_for_the_last_steps(world: World, tmp_path: Path) -> None:
+    world.at(2.0, lambda: world.machines.update(b=9))
+    run(tmp_path, Allocation(1, 1, 0, 1))
+    assert world.sizes == [1]
+    del world.machines["b"]
+    PlayedWorkers.checkpoint = 80  # 2 s of steps are left
+    world.start_s = 5.0
+    world.at(5.2, lambda: world.machines.update(b=9))
+    run(tmp_path, Allocation(1, 1, 0, 4))
+    assert world.sizes == [1, 1]
+
+
+def test_a_machine_that_is_about_to_go_makes_it_save_at_once_and_again(world: World, tmp_path: Path) -> None:
+    lost = WorkerError("ActorDiedError", "the actor died", "")
+    PlayedWorkers.scripts = [{80: lost}]
+    world.at(2.0, lambda: world.draining.update(a=0))
+    world.at(6.0, lambda: world.machines.update(b=1))
+    _, events, said = run(tmp_path, Allocation(1, 1, 0, 1), max_failures=0)
+    (event,) = events
+    assert (event["event"], event["from"], event["to"]) == ("preemption", 1, 1), "it does not count as a failure"
+    assert event["redone_steps"] <= 50, "5 s of steps: it was told at step 20, and saved then and later"
+    assert said[0] == "machine a is about to go: saving, and going on until it does"
+
+
+def test_lost_workers_are_replaced_by_what_is_left(world: World, tmp_path: Path) -> None:
+    world.machines = {"a": 1, "b": 1}
+    PlayedWorkers.scripts = [{30: WorkerError("RuntimeError", "Connection closed by peer", "")}]
+    world.at(2.0, lambda: world.machines.pop("b"))
+    _, events, said = run(tmp_path, Allocation(1, 1, 0, 2))
+    assert world.sizes == [2, 1]
+    assert [(e["event"], e["from"], e["to"], e["step"], e["redone_steps"]) for e in events] == [("failure", 2, 1, 29, 29)]
+    assert said == ["a worker was lost at step 29 (1 of 3)", "going on with 1 worker (attempt 2)"]
+
+
+def test_an_error_of_the_users_ends_it_with_the_traceback(world: World, tmp_path: Path) -> None:
+    PlayedWorkers.scripts = [{1: ValueError("wrong")}]
+    with pytest.raises(TrialError, match="ValueError: wrong") as caught:
+        run(tmp_path, Allocation(1, 1, 0, 1))
+    assert caught.value.traceback_text == "Traceback: in forward"
+    assert world.sizes == [1]
+
+
+def test_out_of_memory_goes_on_with_half_the_micro_batch(world: World, tmp_path: Path) -> None:
+    PlayedWorkers.scripts = [{1: MemoryError("can't allocate memory")}]
+    run(tmp_path, Allocation(1, 1, 0, 1))
+    assert world.micro_batches == [None, 4]
+
+
+def test_what_on_row_raises_ends_the_workers_at_a_step_boundary_first(world: World, tmp_path: Path) -> None:
+    told: list[int] = []
+
+    def stop(row: Row) -> None:
+        told.append(row["epoch"])
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        run(tmp_path, Allocation(1, 1, 0, 1), stop)
+    assert told == [1], "it is not called again"
+    assert PlayedWorkers.checkpoint in (21, 22)
