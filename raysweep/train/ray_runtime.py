@@ -143,7 +143,7 @@ class Workers:
                 failure_config=ray.train.FailureConfig(**_NO_RETRIES),
             ),
         )
-        self._error: BaseException | None = None
+        self._error: WorkerError | None = None
         self._thread = threading.Thread(target=self._run, name="raysweep-fit", daemon=True)
         self._thread.start()
 
@@ -151,7 +151,8 @@ class Workers:
         try:
             self._trainer.fit()
         except BaseException as error:
-            self._error = error
+            # Not the exception itself: its traceback would keep Ray's controller alive, and with it the workers' CPUs.
+            self._error = _told(error)
 
     def wait(self, seconds: float) -> bool:
         """Wait so long at most; whether the workers have ended."""
@@ -160,15 +161,17 @@ class Workers:
 
     def error(self) -> WorkerError | None:
         """What Ray says of their end, if it was no good one: of the first worker that failed, or of Ray itself."""
-        if self._error is None:
-            return None
-        failures = getattr(self._error, "worker_failures", None) or {}
-        cause = next(iter(failures.values()), self._error)
-        if any(getattr(failure, "preempted", False) for failure in failures.values()):
-            return WorkerError("PreemptionError", str(cause).strip(), str(self._error))
-        cause = getattr(cause, "cause", None) or cause  # a RayTaskError wraps the worker's own
-        return WorkerError(type(cause).__name__, str(cause).strip(), str(self._error))
+        return self._error
 
     def clean_up(self) -> None:
         """Delete what Ray has written about the attempt."""
         shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+def _told(error: BaseException) -> WorkerError:
+    failures = getattr(error, "worker_failures", None) or {}
+    cause = next(iter(failures.values()), error)
+    if any(getattr(failure, "preempted", False) for failure in failures.values()):
+        return WorkerError("PreemptionError", str(cause).strip(), str(error))
+    cause = getattr(cause, "cause", None) or cause  # a RayTaskError wraps the worker's own
+    return WorkerError(type(cause).__name__, str(cause).strip(), str(error))
