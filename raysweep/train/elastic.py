@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ _LOOK_S = 0.1  # how often rows and the workers' end are looked for
 _SETTLE_S = 3.0  # after an attempt Ray takes a moment to count its workers' CPUs as free, or its machine as gone
 _DRAIN_LOOK_S = 1.0
 _DRAIN_SAVE_S = 5.0  # how often a run saves whose machine is about to go
+_GIVE_UP_S = 20.0  # how long a trainer at the gate may take to end
 _PAUSE_S = 10.0  # what a new start costs, until this run has measured it
 
 
@@ -72,18 +74,18 @@ class _Run:
         self._pause_s = _PAUSE_S
         self._first_step = 0  # of the newest attempt that has started training
         self._can_grow = capacity.can_grow_to() is not None
-        self._mailbox: Mailbox | None = None
-        self._workers: Workers | None = None
+        self._newest: _Group | None = None
+        self._standby: _Group | None = None
         if self._can_grow:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
 
     def close(self) -> None:
+        self.drop_standby()
         if self._can_grow:
             capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
-        if self._mailbox is not None:
-            self._mailbox.close()
-        if self._workers is not None:
-            self._workers.clean_up()
+        if self._newest is not None:
+            self._newest.mailbox.close()
+            self._newest.workers.clean_up()
 
     def _fitting(self, machines: Mapping[str, Machine], held: Mapping[str, int]) -> int:
         nodes = [NodeFree(node, m.cpus, m.gpus) for node, m in machines.items()]
@@ -115,42 +117,71 @@ class _Run:
                 self.say(f"waiting for room: {low} needed, {fits} fit now")
             time.sleep(_LOOK_S)
 
-    def attempt(self, start: Start) -> Ended:
-        """One attempt, from its size to its end."""
+    def prepare(self, experiment: Experiment, attempt: int, number: int) -> _Group:
+        """The workers of an attempt up to the gate: their trainer is started, they themselves are not."""
         from raysweep.train.ray_runtime import Workers
 
-        scale = start.experiment.scale
-        number = self._size(start.workers_before, scale.start_timeout_s)
+        mailbox = Mailbox(self._directory, attempt)
+        mailbox.open()
+        cpus, gpus = self._allocation.cpus_per_worker, self._allocation.gpus_per_worker
+        workers = Workers(experiment, self._directory, attempt, number, cpus, gpus)
+        return _Group(number, experiment, mailbox, workers)
+
+    def stand_by(self, start: Start, number: int) -> _Group:
+        """The workers of the attempt after this one, up to the gate."""
+        self._standby = self.prepare(start.experiment, start.attempt + 1, number)
+        return self._standby
+
+    def attempt(self, start: Start) -> Ended:
+        """One attempt, from its size to its end."""
+        number = self._size(start.workers_before, start.experiment.scale.start_timeout_s)
         if start.attempt > 1:
             self.say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
-        began = time.time()
-        self._mailbox = mailbox = Mailbox(self._directory, start.attempt)
-        mailbox.open()
-        self._workers = workers = Workers(
-            start.experiment,
-            self._directory,
-            start.attempt,
-            number,
-            self._allocation.cpus_per_worker,
-            self._allocation.gpus_per_worker,
-        )
-        follow = _Follow(self, start, number, mailbox, workers, began)
+        group, self._standby = self._standby, None
+        if group is not None and (group.number != number or group.experiment != start.experiment or group.workers.wait(0)):
+            group.give_up()
+            group = None
+        self._newest = group = group or self.prepare(start.experiment, start.attempt, number)
+        group.mailbox.let_in()
+        follow = _Follow(self, start, group)
         follow.to_the_end()
         self._pause_s = follow.start_s or self._pause_s
         ended = follow.ended(self._first_step)
         self._first_step = ended.failure.start_step if ended.failure else ended.step
         return ended
 
+    def drop_standby(self) -> None:
+        """Give the prepared workers up: there is no room for them any more."""
+        if self._standby is not None:
+            self._standby.give_up()
+            self._standby = None
+
     def resizer(self, number: int, start_s: float) -> Resizer:
         return Resizer(number, self._allocation.workers, self._allocation.max_workers, start_s or self._pause_s)
+
+
+@dataclass
+class _Group:
+    """The workers of one attempt, and how to talk to them."""
+
+    number: int
+    experiment: Experiment
+    mailbox: Mailbox
+    workers: Workers
+
+    def give_up(self) -> None:
+        """End them at the gate, before another group takes the attempt's number."""
+        self.mailbox.give_up()
+        self.workers.wait(_GIVE_UP_S)
 
 
 class _Follow:
     """Looks after the workers of one attempt: passes rows on, and asks for a resize or a save where it is time."""
 
-    def __init__(self, run: _Run, start: Start, number: int, mailbox: Mailbox, workers: Workers, began: float) -> None:
-        self._run, self._start, self._number = run, start, number
-        self._mailbox, self._workers, self._began = mailbox, workers, began
+    def __init__(self, run: _Run, start: Start, group: _Group) -> None:
+        self._run, self._start, self._number = run, start, group.number
+        self._mailbox, self._workers, self._began = group.mailbox, group.workers, time.time()
+        self._next_group: _Group | None = None
         self._pulse: Pulse | None = None
         self._drained: set[str] = set()
         self._why = ""
@@ -192,7 +223,9 @@ class _Follow:
             return
         if self._is_time("drain", _DRAIN_LOOK_S):
             self._look_for_drains()
-        if not self._why and self._resizer and self._is_time("resize", self._start.experiment.scale.resize_check_s):
+        if self._next_group is not None:
+            self._go_over_to(self._next_group)
+        elif not self._why and self._resizer and self._is_time("resize", self._start.experiment.scale.resize_check_s):
             self._look_for_room(pulse, self._resizer)
 
     def _is_time(self, what: str, every_s: float) -> bool:
@@ -218,9 +251,20 @@ class _Follow:
             return
         new = resizer.check(self._run.fits(self._nodes()), pulse.total_steps - pulse.step, pulse.seconds_per_step)
         if new is not None:
-            self._why = f"room for {new} workers"
+            # These train on while the next trainer starts.
+            self._next_group = self._run.stand_by(self._start, new)
+
+    def _go_over_to(self, group: _Group) -> None:
+        """End this attempt as soon as the trainer of the next one stands at the gate, if there is still room for it."""
+        if group.mailbox.is_ready() and self._run.fits(self._nodes()) >= group.number:
+            self._why = f"room for {group.number} workers"
             self._run.say(f"{self._why}: saving, and starting again with them")
             self._mailbox.request_end("resized")
+        elif group.mailbox.is_ready() or group.workers.wait(0):
+            self._run.drop_standby()
+        else:
+            return
+        self._next_group = None
 
     def ended(self, known_step: int) -> Ended:
         """How the attempt ended; `known_step`: where it stands if it never came to start its training."""

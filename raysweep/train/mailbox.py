@@ -57,6 +57,11 @@ class WorkerError:
     traceback: str
 
 
+def mail_directory(trial_directory: Path, attempt: int) -> Path:
+    """Where the messages of an attempt lie."""
+    return trial_directory / "mail" / str(attempt)
+
+
 class Mailbox:
     """The messages of one attempt. Every file is written whole, or line by line and read up to the last whole line.
 
@@ -64,7 +69,7 @@ class Mailbox:
     """
 
     def __init__(self, trial_directory: Path, attempt: int) -> None:
-        self._directory = trial_directory / "mail" / str(attempt)
+        self._directory = mail_directory(trial_directory, attempt)
         self._offset = 0
         self._saves_wished = self._saves_seen = 0
         self._pulse: io.FileIO | None = None
@@ -77,8 +82,12 @@ class Mailbox:
         self._directory.mkdir(parents=True)
         self._offset = 0
 
+    def give_up(self) -> None:
+        """Delete the mailbox: who still looks into it ends."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+
     def close(self) -> None:
-        """Delete the mailbox with all messages, and those of earlier attempts."""
+        """Delete the mailbox with all messages, and those of the other attempts."""
         shutil.rmtree(self._directory.parent, ignore_errors=True)
 
     def put_row(self, row: Row) -> None:
@@ -96,6 +105,14 @@ class Mailbox:
             return []
         self._offset += len(whole) + len(newline)
         return [json.loads(line) for line in whole.splitlines()]
+
+    def let_in(self) -> None:
+        """Driver: open the gate (gate.py): the workers may start."""
+        (self._directory / "open").touch()
+
+    def is_ready(self) -> bool:
+        """Driver: whether a trainer stands at the gate."""
+        return (self._directory / "ready").exists()
 
     def request_end(self, end: str) -> None:
         """Driver: ask the workers to save and end at the next step boundary, as `interrupted` or `resized`."""

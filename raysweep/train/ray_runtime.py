@@ -24,11 +24,13 @@ from raysweep.data.dataset import open_dataset
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
 from raysweep.train.failures import classify
+from raysweep.train.gate import Gate
 from raysweep.train.loop import train
-from raysweep.train.mailbox import Mailbox, WorkerError
+from raysweep.train.mailbox import Mailbox, WorkerError, mail_directory
 from raysweep.train.runtime import ProcessGroupRuntime
 
 _PEER_WAIT_S = 2.0
+_NOT_NEEDED = ("DatasetsCallback", "PlacementGroupCleanerCallback")
 _FAILURE_FIELDS = {field.name for field in dataclasses.fields(ray.train.FailureConfig)}
 # The next attempt is elastic.py's; Ray would start it with the same number of workers. Older Rays do not know the last one.
 _NO_RETRIES = {
@@ -93,14 +95,16 @@ def _peer_failed(mailbox: Mailbox) -> bool:
 
 
 class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
-    """TorchTrainer that can be given up, without the actor that hands out Ray Data sets, which are not used here.
+    """TorchTrainer without two of its helper processes, for whose imports the workers would wait on few cores.
 
-    The workers would wait until that actor's process has imported ray.data; measured with benchmarks/train_overhead.py.
+    One hands out Ray Data sets, which are not used here. The other removes the placement group of a controller that was
+    killed, which Ray itself does: a placement group ends with the actor that made it. Measured with
+    benchmarks/train_overhead.py.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
-        return [callback for callback in callbacks if type(callback).__name__ != "DatasetsCallback"]
+        return [callback for callback in callbacks if type(callback).__name__ not in _NOT_NEEDED]
 
 
 class Workers:
@@ -109,7 +113,7 @@ class Workers:
     Args:
         experiment: with absolute data paths.
         directory: the trial's directory, which every machine must see.
-        attempt: its number; the attempt's mailbox must be open.
+        attempt: its number; the attempt's mailbox must be open, and lets the workers in.
         number: of workers.
         cpus_per_worker: CPUs, and torch threads, of each.
         gpus_per_worker: GPUs of each, 0 or 1.
@@ -141,6 +145,7 @@ class Workers:
                 name=self._name,
                 storage_path=str(self._scratch),
                 failure_config=ray.train.FailureConfig(**_NO_RETRIES),
+                callbacks=[Gate(mail_directory(directory, attempt))],
             ),
         )
         self._error: WorkerError | None = None

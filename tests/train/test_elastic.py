@@ -55,20 +55,32 @@ class PlayedWorkers:
     checkpoint = 0
 
     def __init__(self, experiment: Any, directory: Path, attempt: int, number: int, cpus: int, gpus: int) -> None:
-        self.mail = Mailbox(directory, attempt)
+        self.mail, self.cpus = Mailbox(directory, attempt), cpus
+        self.gate = directory / "mail" / str(attempt)
+        self.number, self.step, self.has_begun, self.has_ended = number, 0, False, False
+        self.saves, self.ray_error, self.script = 0, None, dict[int, Any]()
+        self.micro_batch = experiment.train.micro_batch
+        (self.gate / "ready").touch()
+
+    def begin(self) -> None:
+        """The gate is open: the workers take their CPUs."""
+        self.has_begun = True
         self.world.sleep(self.world.start_s)
         self.script = self.scripts.pop(0) if self.scripts else {}
-        self.world.sizes.append(number)
-        self.world.micro_batches.append(experiment.train.micro_batch)
-        self.number, self.step, self.has_ended = number, PlayedWorkers.checkpoint, False
-        self.saves, self.ray_error = 0, None
-        places = [name for name, machine in self.world.free().items() for _ in range(int(machine.cpus // cpus))]
-        for rank, name in enumerate(places[:number]):
+        self.world.sizes.append(self.number)
+        self.world.micro_batches.append(self.micro_batch)
+        self.step = PlayedWorkers.checkpoint
+        places = [name for name, machine in self.world.free().items() for _ in range(int(machine.cpus // self.cpus))]
+        for rank, name in enumerate(places[: self.number]):
             self.mail.put_place(rank, name)
-            self.world.held[name] = self.world.held.get(name, 0) + cpus
+            self.world.held[name] = self.world.held.get(name, 0) + self.cpus
         self.mail.put_began(self.step, 100)
 
     def wait(self, seconds: float) -> bool:
+        if not self.has_begun:
+            if (self.gate / "open").exists():
+                self.begin()
+            return not self.gate.exists()
         self.world.sleep(seconds)
         if self.has_ended:
             assert self.mail._pulse is not None
@@ -220,3 +232,22 @@ def test_what_on_row_raises_ends_the_workers_at_a_step_boundary_first(world: Wor
         run(tmp_path, Allocation(1, 1, 0, 1), stop)
     assert told == [1], "it is not called again"
     assert PlayedWorkers.checkpoint in (21, 22)
+
+
+def test_a_prepared_group_is_given_up_when_its_room_goes(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = Mailbox.is_ready
+    monkeypatch.setattr(Mailbox, "is_ready", lambda mail: world.now > 1005 and ready(mail))  # its trainer takes a while
+    world.at(2.0, lambda: world.machines.update(b=1))
+    world.at(4.0, lambda: world.machines.pop("b"))
+    _, events, said = run(tmp_path, Allocation(1, 1, 0, 2))
+    assert (world.sizes, events, said) == ([1], [], [])
+
+
+def test_a_prepared_group_serves_after_a_failure_too_if_its_size_fits(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Mailbox, "is_ready", lambda _mail: False)
+    PlayedWorkers.scripts = [{40: WorkerError("ActorDiedError", "the actor died", "")}]
+    world.at(2.0, lambda: world.machines.update(b=1))
+    _, events, _ = run(tmp_path, Allocation(1, 1, 0, 2))
+    assert [(e["event"], e["from"], e["to"]) for e in events] == [("failure", 1, 2)]

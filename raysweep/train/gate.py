@@ -1,0 +1,38 @@
+"""A gate in front of an attempt's workers: Ray's controller can be started early, and waits there until the workers may start.
+
+So that the controllers' processes import little, this module knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+
+_LOOK_S = 0.02
+
+
+class Gate(WorkerGroupCallback):  # type: ignore[misc]
+    """Holds a trainer back, in its controller's process, until `open` exists in a directory.
+
+    Args:
+        directory: where `ready` is written, and `open` is looked for.
+
+    Raises:
+        RuntimeError: in the controller, when the directory goes: the attempt is given up before it began.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def before_worker_group_start(self, worker_group_context: object) -> None:
+        """Ray calls this before it asks for the workers' CPUs."""
+        try:
+            (self._directory / "ready").touch()
+        except FileNotFoundError:
+            raise RuntimeError("this attempt was given up before it began") from None
+        while not (self._directory / "open").exists():
+            if not self._directory.exists():
+                raise RuntimeError("this attempt was given up before it began")
+            time.sleep(_LOOK_S)
