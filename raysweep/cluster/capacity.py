@@ -6,18 +6,37 @@ single machine's free resources or for drained machines. Only this module makes 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from raysweep.cluster.resources import Machine
+from raysweep.errors import ClusterError
 
 _NO_LIMIT = 1_000_000
 
 
+@contextmanager
+def _asking() -> Iterator[None]:
+    import ray
+
+    try:
+        yield
+    except (ray.exceptions.RayError, RuntimeError) as error:
+        raise ClusterError(f"the Ray cluster does not answer: {error}; is its head alive?") from error
+
+
 def free_machines() -> dict[str, Machine]:
-    """What is free now on each machine that is alive and not about to go, by node id."""
+    """What is free now on each machine that is alive and not about to go, by node id.
+
+    Raises:
+        ClusterError: the cluster does not answer; so for all functions in here that ask it.
+    """
     from ray._private.state import state
 
     going = draining_nodes()
-    per_node = state.available_resources_per_node()
-    return {node: _machine(per_node.get(node, {})) for node in state.total_resources_per_node() if node not in going}
+    with _asking():
+        per_node, alive = state.available_resources_per_node(), state.total_resources_per_node()
+    return {node: _machine(per_node.get(node, {})) for node in alive if node not in going}
 
 
 def all_machines() -> dict[str, Machine]:
@@ -25,7 +44,8 @@ def all_machines() -> dict[str, Machine]:
     from ray._private.state import state
 
     going = draining_nodes()
-    return {node: _machine(has) for node, has in state.total_resources_per_node().items() if node not in going}
+    with _asking():
+        return {node: _machine(has) for node, has in state.total_resources_per_node().items() if node not in going}
 
 
 def _machine(resources: dict[str, float]) -> Machine:
@@ -36,14 +56,16 @@ def draining_nodes() -> dict[str, int]:
     """Machines that have been told to go: node id and when, in ms since 1970 (0: not said)."""
     from ray._private.state import state
 
-    return dict(state.get_draining_nodes())
+    with _asking():
+        return dict(state.get_draining_nodes())
 
 
 def can_grow_to() -> tuple[int, int] | None:
     """CPUs and GPUs that an autoscaler may bring the cluster to; None where there is no autoscaler."""
     from ray._private.state import state
 
-    most = state.get_max_resources_from_cluster_config()
+    with _asking():
+        most = state.get_max_resources_from_cluster_config()
     if not most:
         return None
     now = list(all_machines().values())
@@ -51,6 +73,15 @@ def can_grow_to() -> tuple[int, int] | None:
     # A group of machines without a limit counts as sys.maxsize.
     limit = (min(int(most.get("CPU", 0)), _NO_LIMIT), min(int(most.get("GPU", 0)), _NO_LIMIT))
     return (max(has[0], limit[0]), max(has[1], limit[1]))
+
+
+def remove_placement_groups(prefix: str) -> None:
+    """Give back what is held by placement groups whose names begin so; Ray keeps those of an actor until its job ends."""
+    from ray.util import get_placement_group, placement_group_table, remove_placement_group
+
+    for group in placement_group_table().values():
+        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+            remove_placement_group(get_placement_group(group["name"]))
 
 
 def ask_autoscaler(workers: int, cpus_per_worker: int, gpus_per_worker: int) -> None:

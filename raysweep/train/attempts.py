@@ -126,7 +126,12 @@ def supervise(
     while True:
         attempt += 1
         current = experiment if micro_batch is None else experiment.with_overrides({"train.micro_batch": micro_batch})
-        ended = run_attempt(Start(attempt, current, rows, stepped, workers_before))
+        try:
+            ended = run_attempt(Start(attempt, current, rows, stepped, workers_before))
+        except BaseException:
+            for b in breaks:
+                on_event(b.event)
+            raise
         workers_before = ended.workers
         event = {"event": "resize", "time": round(time.time(), 3), "why": ended.why, "from": ended.workers, "to": None}
         event |= {"step": ended.step, "redone_steps": 0, "pause_s": 0.0}

@@ -76,8 +76,14 @@ class _Run:
         self._can_grow = capacity.can_grow_to() is not None
         self._newest: _Group | None = None
         self._standby: _Group | None = None
+        self._free_leftovers()  # of this trial's actor before, if it was killed
         if self._can_grow:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
+
+    def _free_leftovers(self) -> None:
+        from raysweep.train.ray_runtime import workers_prefix
+
+        capacity.remove_placement_groups(workers_prefix(self._directory))
 
     def close(self) -> None:
         self.drop_standby()
@@ -92,8 +98,11 @@ class _Run:
         return fitting(nodes, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
 
     def fits(self, held: Mapping[str, int]) -> int:
-        """How many workers fit now, with those that this run has on each machine."""
-        return self._fitting(capacity.free_machines(), held)
+        """How many workers fit now, with those that this run has on each machine; 0 while the cluster does not answer."""
+        try:
+            return self._fitting(capacity.free_machines(), held)
+        except ClusterError:
+            return 0
 
     def _size(self, before: int, timeout_s: float) -> int:
         """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
@@ -147,6 +156,8 @@ class _Run:
         follow.to_the_end()
         self._pause_s = follow.start_s or self._pause_s
         ended = follow.ended(self._first_step)
+        if ended.failure is not None:
+            self._free_leftovers()
         self._first_step = ended.failure.start_step if ended.failure else ended.step
         return ended
 
@@ -239,7 +250,10 @@ class _Follow:
         return Counter(place["node"] for place in self._mailbox.places().values())
 
     def _look_for_drains(self) -> None:
-        mine = set(self._nodes()) & set(capacity.draining_nodes())
+        try:
+            mine = set(self._nodes()) & set(capacity.draining_nodes())
+        except ClusterError:
+            return  # it is asked again in a second
         for node in mine - self._drained:
             self._run.say(f"machine {node[:8]} is about to go: saving, and going on until it does")
         self._drained |= mine

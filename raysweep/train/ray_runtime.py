@@ -97,14 +97,18 @@ def _peer_failed(mailbox: Mailbox) -> bool:
 class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
     """TorchTrainer without two of its helper processes, for whose imports the workers would wait on few cores.
 
-    One hands out Ray Data sets, which are not used here. The other removes the placement group of a controller that was
-    killed, which Ray itself does: a placement group ends with the actor that made it. Measured with
-    benchmarks/train_overhead.py.
+    One hands out Ray Data sets, which are not used here. The other looks after the placement group of a controller that was
+    killed; Workers does so itself, also for the cases that it misses. Measured with benchmarks/train_overhead.py.
     """
 
     def _create_default_callbacks(self) -> list[Any]:
         callbacks = super()._create_default_callbacks()
         return [callback for callback in callbacks if type(callback).__name__ not in _NOT_NEEDED]
+
+
+def workers_prefix(directory: Path) -> str:
+    """How the names of a run's trainers, and of the placement groups of their workers, begin."""
+    return f"raysweep-{directory.name}-"
 
 
 class Workers:
@@ -123,7 +127,7 @@ class Workers:
         self, experiment: Experiment, directory: Path, attempt: int, number: int, cpus_per_worker: int, gpus_per_worker: int
     ) -> None:
         # A name of its own for each attempt: Ray would go on from its own state of an earlier run of the same name.
-        self._name = f"{directory.name}-{attempt}-{os.urandom(4).hex()}"
+        self._name = f"{workers_prefix(directory)}{attempt}-{os.urandom(4).hex()}"
         self._scratch = directory / ".ray"
         resources: dict[str, float] = {"CPU": cpus_per_worker}
         if gpus_per_worker:
@@ -145,7 +149,7 @@ class Workers:
                 name=self._name,
                 storage_path=str(self._scratch),
                 failure_config=ray.train.FailureConfig(**_NO_RETRIES),
-                callbacks=[Gate(mail_directory(directory, attempt))],
+                callbacks=[Gate(mail_directory(directory, attempt), self._name)],
             ),
         )
         self._error: WorkerError | None = None
@@ -169,7 +173,7 @@ class Workers:
         return self._error
 
     def clean_up(self) -> None:
-        """Delete what Ray has written about the attempt."""
+        """Delete what Ray has written about the attempts of this run."""
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from ray._private.state import GlobalState
 
 from raysweep.cluster import capacity
 from raysweep.cluster.resources import Machine
+from raysweep.errors import ClusterError
 
 
 @pytest.fixture
@@ -54,3 +55,27 @@ def test_the_autoscaler_is_asked_for_one_bundle_a_worker(monkeypatch: pytest.Mon
     capacity.ask_autoscaler(2, 4, 1)
     capacity.ask_autoscaler(0, 4, 1)
     assert asked == [[{"CPU": 4, "GPU": 1}] * 2, []]
+
+
+def test_a_cluster_that_does_not_answer_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_self: GlobalState) -> None:
+        raise RuntimeError("Failed to connect to GCS")
+
+    monkeypatch.setattr(GlobalState, "get_draining_nodes", gone)
+    with pytest.raises(ClusterError, match="does not answer: Failed to connect to GCS"):
+        capacity.free_machines()
+
+
+def test_only_left_over_placement_groups_of_a_run_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = {
+        "1": {"name": "raysweep-abc-1-x", "state": "CREATED"},
+        "2": {"name": "raysweep-abc-2-y", "state": "REMOVED"},
+        "3": {"name": "raysweep-other-1-z", "state": "CREATED"},
+        "4": {"name": "", "state": "CREATED"},
+    }
+    removed: list[str] = []
+    monkeypatch.setattr("ray.util.placement_group_table", lambda: groups)
+    monkeypatch.setattr("ray.util.get_placement_group", lambda name: name)
+    monkeypatch.setattr("ray.util.remove_placement_group", removed.append)
+    capacity.remove_placement_groups("raysweep-abc-")
+    assert removed == ["raysweep-abc-1-x"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers_train import tiny_experiment
 
-from raysweep.errors import TrialError
+from raysweep.errors import ClusterError, TrialError
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure
 from raysweep.train.progress import Outcome
@@ -129,3 +129,18 @@ def test_what_on_row_raises_ends_the_run_at_once() -> None:
 
     with pytest.raises(SystemExit):
         supervise(trains(1, 0, 5, 100, [1], Outcome("completed")), tiny_experiment(), stops)
+
+
+def test_a_break_is_told_even_if_no_attempt_can_follow_it() -> None:
+    lost = Failure("lost_worker", "ActorDiedError: gone", step=9)
+    attempts = iter([trains(2, 0, 9, 100, [], lost)])
+    events: list[Event] = []
+
+    def run(start: Start) -> Ended:
+        if start.attempt == 2:
+            raise ClusterError("no room for the workers")
+        return next(attempts)(start)
+
+    with pytest.raises(ClusterError):
+        supervise(run, tiny_experiment(), lambda _row: None, events.append)
+    assert [(e["event"], e["from"], e["to"]) for e in events] == [("failure", 2, None)]
