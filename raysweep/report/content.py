@@ -10,6 +10,7 @@ from raysweep.report import tables
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
 from raysweep.report.strip import read_samples, strip_figure
+from raysweep.report.workers import workers_table
 from raysweep.store.results import Results
 
 
@@ -34,6 +35,7 @@ class Content:
     pictures: tuple[Picture, ...]
     leaderboard: tables.Table
     failures: tuple[tables.Failure, ...]
+    workers: tables.Table
     facts: tables.Table
     settings: str
     command: str
@@ -53,6 +55,7 @@ def gather(results: Results) -> Content:
         pictures=_pictures(results),
         leaderboard=tables.leaderboard(results),
         failures=tuple(tables.failures(results)),
+        workers=workers_table(results),
         facts=tables.facts(results),
         settings=tables.settings_yaml(results),
         command=f"python -m raysweep.report {shlex.quote(str(directory))}",

@@ -60,6 +60,8 @@ def html_page(content: Content) -> str:
     body.append(_section("Trials", _table(content.leaderboard)))
     if content.failures:
         body.append(_section("Failed trials", "".join(_failure(f) for f in content.failures)))
+    if content.workers.rows:
+        body.append(_section("What happened to the workers", _table(content.workers)))
     if content.facts.rows:
         body.append(_section("Data", _table(content.facts, header=False)))
     body.append(_section("Settings", f"<pre>{_e(content.settings)}</pre>"))
@@ -134,6 +136,8 @@ def markdown_page(content: Content) -> str:
         parts.append(f"**{_m(failure.error)}** ({failure.status}: {trial_list(failure.trials)})")
         if failure.traceback:
             parts.append(_fenced(failure.traceback))
+    if content.workers.rows:
+        parts += ["## What happened to the workers", markdown_table(content.workers)]
     if content.facts.rows:
         parts += ["## Data", markdown_table(content.facts)]
     parts += ["## Settings", _fenced(content.settings, "yaml"), "## Open this report again", _fenced(content.command, "sh")]
