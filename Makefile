@@ -27,6 +27,9 @@ bench: $(VENV)/.ready
 	$(RUN) benchmarks/loop.py
 	$(RUN) benchmarks/train_overhead.py
 	$(RUN) benchmarks/sweep_overhead.py
+	$(RUN) benchmarks/ddp.py
+	$(RUN) benchmarks/checkpoints.py
+	$(RUN) benchmarks/elastic.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

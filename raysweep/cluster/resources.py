@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from raysweep.errors import ClusterError
 from raysweep.settings import ScaleConfig
+
+_TOLERANCE = 1e-6  # Ray counts resources in steps of 1e-4 and tells them as floats
 
 
 def _count(number: int, what: str) -> str:
@@ -15,10 +16,15 @@ def _count(number: int, what: str) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """CPUs and GPUs of one machine."""
+    """CPUs and GPUs of one machine, or what is free of them."""
 
     cpus: float
     gpus: float
+
+    def room(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
+        """How many workers it carries; a worker lies on one machine whole."""
+        needs = [(self.cpus, cpus_per_worker), (self.gpus, gpus_per_worker)]
+        return max(0, min(int((there + _TOLERANCE) // needed) for there, needed in needs if needed))
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,8 @@ class Available:
         return f"{self.where} {'can grow to' if self.can_grow_to else 'has'} {_count(number, what) if number else 'none'}"
 
     def fitting(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
-        """How many workers these machines carry; a worker's CPUs and GPUs are on one machine."""
-        return workers_fitting(self.machines or (Machine(self.cpus, self.gpus),), cpus_per_worker, gpus_per_worker)
-
-
-def workers_fitting(machines: Sequence[Machine], cpus_per_worker: int, gpus_per_worker: int) -> int:
-    """How many workers fit on machines with so much (or so much free) on each."""
-    by_cpu = [int(m.cpus // cpus_per_worker) for m in machines]
-    return sum(min(n, int(m.gpus // gpus_per_worker)) if gpus_per_worker else n for n, m in zip(by_cpu, machines, strict=True))
+        """How many workers these machines carry."""
+        return sum(m.room(cpus_per_worker, gpus_per_worker) for m in self.machines or (Machine(self.cpus, self.gpus),))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from raysweep.train.failures import Failure, classify
 from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Row
-from raysweep.train.sizing import NodeFree, Resizer, fitting
+from raysweep.train.sizing import Resizer, fitting
 
 if TYPE_CHECKING:
     from raysweep.train.ray_runtime import Workers
@@ -94,8 +94,7 @@ class _Run:
             self._newest.workers.clean_up()
 
     def _fitting(self, machines: Mapping[str, Machine], held: Mapping[str, int]) -> int:
-        nodes = [NodeFree(node, m.cpus, m.gpus) for node, m in machines.items()]
-        return fitting(nodes, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
+        return fitting(machines, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
 
     def fits(self, held: Mapping[str, int]) -> int:
         """How many workers fit now, with those that this run has on each machine; 0 while the cluster does not answer."""

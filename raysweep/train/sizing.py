@@ -2,39 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_TOLERANCE = 1e-6  # Ray counts resources in steps of 1e-4 and tells them as floats
+from raysweep.cluster.resources import Machine
 
 
-@dataclass(frozen=True)
-class NodeFree:
-    """What is free on one machine; `draining`: it has been told to go."""
-
-    node: str
-    cpus: float
-    gpus: float = 0.0
-    draining: bool = False
-
-
-def fitting(free: Sequence[NodeFree], *, cpus: int, gpus: int, held: Mapping[str, int]) -> int:
+def fitting(free: Mapping[str, Machine], *, cpus: int, gpus: int, held: Mapping[str, int]) -> int:
     """How many workers of a run the machines carry, those that it has included.
 
-    A worker lies on one machine whole. Workers on a machine that is draining or gone do not count: it will not keep them.
-
     Args:
-        free: the machines that are alive, with what nobody holds.
+        free: of the machines that are alive and not about to go, what nobody holds. Workers on others do not count.
         cpus: CPUs of a worker, at least 1.
         gpus: GPUs of a worker.
         held: workers of this run on each machine.
     """
-    return sum(held.get(node.node, 0) + _room(node, cpus, gpus) for node in free if not node.draining)
-
-
-def _room(node: NodeFree, cpus: int, gpus: int) -> int:
-    needs = [(node.cpus, cpus), (node.gpus, gpus)]
-    return max(0, min(int((there + _TOLERANCE) // needed) for there, needed in needs if needed))
+    return sum(held.get(name, 0) + machine.room(cpus, gpus) for name, machine in free.items())
 
 
 def target(current: int, fits: int, low: int, high: int) -> int:

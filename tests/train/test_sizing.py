@@ -6,34 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysweep.train.sizing import NodeFree, Resizer, fitting, target
+from raysweep.cluster.resources import Machine
+from raysweep.train.sizing import Resizer, fitting, target
 
 
 @pytest.mark.parametrize(
     ("free", "cpus", "gpus", "held", "fits"),
     [
-        ([], 1, 0, {}, 0),
-        ([NodeFree("a", 3), NodeFree("b", 3)], 2, 0, {}, 2),  # 6 CPUs, but no worker lies on two machines
-        ([NodeFree("a", 0), NodeFree("b", 2)], 2, 0, {"a": 2}, 3),
-        ([NodeFree("a", 4, 1), NodeFree("b", 4, 0)], 1, 1, {}, 1),
-        ([NodeFree("a", 1, 4)], 2, 1, {}, 0),
-        ([NodeFree("a", 8, 2, draining=True), NodeFree("b", 2)], 2, 0, {"a": 1}, 1),  # what drains will not stay
-        ([NodeFree("b", 0)], 1, 0, {"gone": 5, "b": 1}, 1),
-        ([NodeFree("a", 1.9999999999)], 2, 0, {}, 1),  # floats as Ray tells them
-        ([NodeFree("a", 1.9)], 2, 0, {}, 0),
-        ([NodeFree("a", -1.0)], 1, 0, {"a": 2}, 2),
+        ({}, 1, 0, {}, 0),
+        ({"a": Machine(3, 0), "b": Machine(3, 0)}, 2, 0, {}, 2),  # 6 CPUs, but no worker lies on two machines
+        ({"a": Machine(0, 0), "b": Machine(2, 0)}, 2, 0, {"a": 2}, 3),
+        ({"a": Machine(4, 1), "b": Machine(4, 0)}, 1, 1, {}, 1),
+        ({"a": Machine(1, 4)}, 2, 1, {}, 0),
+        ({"b": Machine(0, 0)}, 1, 0, {"gone": 5, "b": 1}, 1),  # what is gone or about to go will not keep its workers
+        ({"a": Machine(1.9999999999, 0)}, 2, 0, {}, 1),  # floats as Ray tells them
+        ({"a": Machine(1.9, 0)}, 2, 0, {}, 0),
+        ({"a": Machine(-1.0, 0)}, 1, 0, {"a": 2}, 2),
     ],
 )
-def test_what_fits(free: list[NodeFree], cpus: int, gpus: int, held: dict[str, int], fits: int) -> None:
+def test_what_fits(free: dict[str, Machine], cpus: int, gpus: int, held: dict[str, int], fits: int) -> None:
     assert fitting(free, cpus=cpus, gpus=gpus, held=held) == fits
 
 
 @given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 4)), max_size=6), st.integers(1, 4), st.integers(0, 2))
 def test_what_fits_is_the_same_whether_the_workers_run_or_not(nodes: list[tuple[int, int]], cpus: int, gpus: int) -> None:
-    empty = [NodeFree(str(i), c, g) for i, (c, g) in enumerate(nodes)]
+    empty = {str(i): Machine(c, g) for i, (c, g) in enumerate(nodes)}
     fits = fitting(empty, cpus=cpus, gpus=gpus, held={})
-    held = {node.node: fitting([node], cpus=cpus, gpus=gpus, held={}) for node in empty}
-    full = [NodeFree(n.node, n.cpus - held[n.node] * cpus, n.gpus - held[n.node] * gpus) for n in empty]
+    held = {name: machine.room(cpus, gpus) for name, machine in empty.items()}
+    full = {name: Machine(m.cpus - held[name] * cpus, m.gpus - held[name] * gpus) for name, m in empty.items()}
     assert fitting(full, cpus=cpus, gpus=gpus, held=held) == fits == sum(held.values())
 
 
