@@ -110,13 +110,20 @@ def train(
 
 
 def sweep(
-    sweep: Sweep | Mapping[str, Any] | str | Path | None = None, *, storage: str | Path | None = None, verbose: bool = False
+    sweep: Sweep | Mapping[str, Any] | str | Path | None = None,
+    *,
+    storage: str | Path | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    verbose: bool = False,
 ) -> SweepResult:
-    """Run a sweep and write its report.
+    """Run a sweep, or go on with the one in its directory, and write its report. What has ended is not trained again.
 
     Args:
         sweep: settings, as an object, nested mapping, or YAML file; None: the packaged learning rate x depth sweep.
         storage: instead of the sweep's own.
+        fresh: start anew in a new directory; nothing is deleted.
+        retry_failed: run failed trials again, from their checkpoints.
         verbose: let Ray write to the terminal.
 
     Raises:
@@ -125,7 +132,8 @@ def sweep(
     from raysweep.report.build import build_report
     from raysweep.tune.engine import run_sweep
 
-    finished = run_sweep(_sweep(sweep), storage=None if storage is None else Path(storage), verbose=verbose)
+    place = None if storage is None else Path(storage)
+    finished = run_sweep(_sweep(sweep), storage=place, fresh=fresh, retry_failed=retry_failed, verbose=verbose)
     build_report(finished.directory.path)
     return open(finished.directory.path)
 

@@ -34,12 +34,15 @@ RESULT_COLUMNS = (
 class SearchConfig(Section):
     """How the space is walked."""
 
-    algorithm: Literal["grid", "random", "tpe"] = "grid"
-    """grid: every combination. random: distinct draws. tpe: Optuna's tree-structured Parzen estimator."""
+    algorithm: Literal["grid", "random", "sobol", "tpe", "gp", "cmaes"] = "grid"
+    """grid: every combination. random: distinct draws. sobol: draws that fill the space evenly. Optuna's, which learn: tpe
+    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only)."""
     num_samples: PositiveInt | None = None
-    """random, tpe: the number of trials, 16 when null. `grid` domains count as `choice` there."""
+    """The number of trials, 16 when null; not for grid. `grid` domains count as `choice` for the others."""
+    start_with: list[dict[str, Any]] = []
+    """Points to try first, each with a value for every setting of the space."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """The same seed gives the same list of trials (tpe: with one trial at a time)."""
+    """The same seed gives the same list of trials (those that learn: with one trial at a time)."""
     max_concurrent: PositiveInt | None = None
     """Run at most so many trials at once; null: as many as the resources carry."""
 
@@ -78,7 +81,11 @@ class Budget(Section):
     """What the whole sweep may use."""
 
     wall_time_s: PositiveFloat | None = None
-    """Stop the sweep after so many seconds; what has not ended by then ends as `budget`."""
+    """Stop after so many seconds; what has not ended by then ends as `budget`, and goes on with the next start."""
+    device_hours: PositiveFloat | None = None
+    """Stop when the trials' epochs have taken so many hours, times their workers, over all starts of the sweep."""
+    target: float | None = None
+    """Stop when the objective has reached this value."""
 
 
 class Sweep(Section):
@@ -109,13 +116,29 @@ class Sweep(Section):
                 f"space.{key}: grid needs listed values; use {{grid: [...]}}, or search.algorithm random" for key in endless
             ]
             if self.search.num_samples is not None:
-                mistakes.append("search.num_samples goes with random and tpe; grid runs every combination once")
+                mistakes.append("search.num_samples goes with the other searches; grid runs every combination once")
+        mistakes += self._mistakes_in_start()
         epochs, grace = self.experiment.train.epochs, self.scheduler.grace_period
         if self.scheduler.name != "none" and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
         return self
+
+    def _mistakes_in_start(self) -> list[str]:
+        mistakes = []
+        for number, point in enumerate(self.search.start_with):
+            where = f"search.start_with.{number}"
+            missing, unknown = sorted(set(self.space) - set(point)), sorted(set(point) - set(self.space))
+            if missing or unknown:
+                what = [*(f"{key} is missing" for key in missing), *(f"{key} is not in the space" for key in unknown)]
+                mistakes.append(f"{where}: {', '.join(what)}")
+                continue
+            try:
+                self.experiment.with_overrides(point)
+            except ConfigError as error:
+                mistakes.append(f"{where}: {'; '.join(line.strip() for line in str(error).splitlines()[1:])}")
+        return mistakes
 
     def _mistakes_in(self, key: str, domain: Domain) -> list[str]:
         *parents, last = key.split(".")

@@ -116,19 +116,26 @@ class Domain:
         return [*self.corners(), self.args[0] + self.args[2]] if self.kind == "quniform" else self.corners()
 
     def sample(self, rng: np.random.Generator) -> Any:
-        """One random value; floats keep 6 digits of the range, so that tables and trial keys show them whole."""
+        """One random value."""
+        return self.at(rng.random())
+
+    def at(self, share: float) -> Any:
+        """The value below which `share` (0 <= share < 1) of the random values lie.
+
+        Floats keep 6 digits of the range, so that tables and trial keys show them whole.
+        """
         listed = self.values()
         if listed is not None:
-            return listed[int(rng.integers(len(listed)))]
+            return listed[int(share * len(listed))]
         low, high = self.args[0], self.args[1]
         if self.kind == "randint":
-            return int(rng.integers(low, high))
+            return low + int(share * (high - low))
         if self.kind == "loguniform":
-            return self.rounded(math.exp(rng.uniform(math.log(low), math.log(high))))
+            return self.rounded(math.exp(math.log(low) + share * (math.log(high) - math.log(low))))
         if self.kind == "quniform":
             steps = math.floor((high - low) / self.args[2] + 1e-9)
-            return self.rounded(low + int(rng.integers(steps + 1)) * self.args[2])
-        return self.rounded(rng.uniform(low, high))
+            return self.rounded(low + int(share * (steps + 1)) * self.args[2])
+        return self.rounded(low + share * (high - low))
 
     def rounded(self, value: Any) -> Any:
         """`value` as raysweep would have sampled it (a searcher may return more digits)."""

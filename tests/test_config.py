@@ -193,7 +193,7 @@ def test_get_reads_dotted_keys() -> None:
         ({"space": {"train.epochs": {"grid": [1, 2]}}}, "keeps its best epoch"),
         ({"space": {"scale.workers": {"grid": [1, 2]}}}, "the clock only"),
         ({"space": {"model.params.width": {"grid": [1, 2]}}}, "model.params needs model.factory"),
-        ({"space": SPACE, "search": {"num_samples": 3}}, "num_samples goes with random"),
+        ({"space": SPACE, "search": {"num_samples": 3}}, "num_samples goes with the other searches"),
         ({"space": SPACE, "name": "../up"}, "name"),
         ({"space": SPACE, "name": "x" * 65}, "name"),
         ({"space": SPACE, "objective": {"metric": "psnr", "mode": "min"}}, "look for the worst"),

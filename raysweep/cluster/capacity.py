@@ -6,7 +6,7 @@ single machine's free resources or for drained machines. Only this module makes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from raysweep.cluster.resources import Machine
@@ -75,12 +75,18 @@ def can_grow_to() -> tuple[int, int] | None:
     return (max(has[0], limit[0]), max(has[1], limit[1]))
 
 
-def remove_placement_groups(prefix: str) -> None:
-    """Give back what is held by placement groups whose names begin so; Ray keeps those of an actor until its job ends."""
+def workers_name(trial_key: str) -> str:
+    """How the names of a trial's trainers begin, and of the placement groups that hold its workers' CPUs."""
+    return f"raysweep-{trial_key}-"
+
+
+def free_leftovers(trial_keys: Iterable[str]) -> None:
+    """Give back what placement groups of these trials still hold; Ray keeps those of a dead actor until its job ends."""
     from ray.util import get_placement_group, placement_group_table, remove_placement_group
 
+    names = tuple(workers_name(key) for key in trial_keys)
     for group in placement_group_table().values():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+        if group["name"].startswith(names) and group["state"] != "REMOVED":
             remove_placement_group(get_placement_group(group["name"]))
 
 

@@ -19,6 +19,8 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
     # The driver looks for machines that are about to go (capacity.py); Ray Train's own watcher is one more process a run.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Workers are started when there is room for them. If it goes in that moment, the next attempt must not wait for a minute.
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "15",
     # A stopped trial with several workers lets them end at a step boundary before its actor takes the next trial; after
     # Tune's own 2 s the next one would be lost.
     "TUNE_FUNCTION_THREAD_TIMEOUT_S": "300",

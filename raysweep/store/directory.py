@@ -5,9 +5,13 @@ What the files hold is written by journal.py (journal), train/checkpoint.py (che
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import socket
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,6 +103,31 @@ class SweepDirectory:
     def trial(self, key: str) -> Path:
         """The directory of one trial: its checkpoints, sample images and TensorBoard files."""
         return self.path / "trials" / key
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """For the time of a block nobody else works in this directory; a process that dies lets it go.
+
+        Raises:
+            StoreError: another process works in it.
+        """
+        path = self.path / ".lock"
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.seek(0)
+                who = file.read().strip() or "another process"
+                raise StoreError(
+                    f"{self.path} is in use by {who}; wait until it has ended, or start beside it with --fresh"
+                ) from None
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)  # the file stays: who has it open while it is deleted would lock another one than the next
 
     def write_manifest(self, content: dict[str, Any]) -> None:
         """Write what the sweep ran on: versions, machine, command line.

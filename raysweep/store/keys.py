@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from raysweep.experiment import Experiment
@@ -45,5 +46,22 @@ def trial_key(experiment: Experiment, data_fingerprint: str, code_fingerprint: s
         "data": data_fingerprint,
         "code": [TRAINING_VERSION, code_fingerprint],
     }
+    return _hashed(identity)
+
+
+def infeasible_key(experiment: Experiment, overrides: Mapping[str, Any], data_fingerprint: str) -> str:
+    """The key of a trial that no valid experiment stands for, by what it would have changed.
+
+    Args:
+        experiment: the sweep's own.
+        overrides: dotted keys and the trial's values.
+        data_fingerprint: a hash of the samples' content.
+    """
+    return _hashed(
+        {"experiment": _canonical(experiment.identity()), "infeasible": _canonical(dict(overrides)), "data": data_fingerprint}
+    )
+
+
+def _hashed(identity: dict[str, Any]) -> str:
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]

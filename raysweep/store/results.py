@@ -6,7 +6,7 @@ N planned trials give N rows, whatever became of them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,10 @@ def load(path: str | Path) -> Results:
             if name == "start":
                 start, finished = event, None
             elif name == "trial":
-                trials[event["trial"]] = _Trial(event["trial"], event["key"], event["overrides"], event)
+                # A sweep with more epochs plans its trials again.
+                planned = _Trial(event["trial"], event["key"], event["overrides"], event)
+                known = trials.get(event["trial"], planned)
+                trials[event["trial"]] = replace(planned, rows=known.rows, end=known.end, attempts=known.attempts)
             elif name == "run":
                 trials[event["trial"]].attempts += 1
                 trials[event["trial"]].end = None

@@ -76,14 +76,9 @@ class _Run:
         self._can_grow = capacity.can_grow_to() is not None
         self._newest: _Group | None = None
         self._standby: _Group | None = None
-        self._free_leftovers()  # of this trial's actor before, if it was killed
+        capacity.free_leftovers([directory.name])  # of this trial's actor before, if it was killed
         if self._can_grow:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
-
-    def _free_leftovers(self) -> None:
-        from raysweep.train.ray_runtime import workers_prefix
-
-        capacity.remove_placement_groups(workers_prefix(self._directory))
 
     def close(self) -> None:
         self.drop_standby()
@@ -156,7 +151,7 @@ class _Run:
         self._pause_s = follow.start_s or self._pause_s
         ended = follow.ended(self._first_step)
         if ended.failure is not None:
-            self._free_leftovers()
+            capacity.free_leftovers([self._directory.name])
         self._first_step = ended.failure.start_step if ended.failure else ended.step
         return ended
 

@@ -20,6 +20,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from raysweep.cluster.capacity import workers_name
 from raysweep.data.dataset import open_dataset
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
@@ -106,11 +107,6 @@ class _Trainer(ray.train.torch.TorchTrainer):  # type: ignore[misc]
         return [callback for callback in callbacks if type(callback).__name__ not in _NOT_NEEDED]
 
 
-def workers_prefix(directory: Path) -> str:
-    """How the names of a run's trainers, and of the placement groups of their workers, begin."""
-    return f"raysweep-{directory.name}-"
-
-
 class Workers:
     """A TorchTrainer with a fixed number of workers, in a thread of its own: the workers of one attempt.
 
@@ -127,7 +123,7 @@ class Workers:
         self, experiment: Experiment, directory: Path, attempt: int, number: int, cpus_per_worker: int, gpus_per_worker: int
     ) -> None:
         # A name of its own for each attempt: Ray would go on from its own state of an earlier run of the same name.
-        self._name = f"{workers_prefix(directory)}{attempt}-{os.urandom(4).hex()}"
+        self._name = f"{workers_name(directory.name)}{attempt}-{os.urandom(4).hex()}"
         self._scratch = directory / ".ray"
         resources: dict[str, float] = {"CPU": cpus_per_worker}
         if gpus_per_worker:

@@ -21,22 +21,29 @@ def command(
         list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3, search.max_concurrent=1 (repeatable).")
     ] = None,
     storage: Annotated[Path | None, typer.Option(help="The directory that sweeps are kept in.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew in a new directory; nothing is deleted.")] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again, from checkpoints.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
 ) -> int:
-    """Run a sweep and write its report."""
+    """Run a sweep, or go on with it, and write its report."""
     sweep = Sweep.from_file(file, sets)
     from raysweep.tune.engine import run_sweep
     from raysweep.tune.progress import Progress
 
     out = console()
     finished = run_sweep(
-        sweep, storage=storage, verbose=verbose, say=lambda text: out.print(text, highlight=False), watcher=Progress(out)
+        sweep,
+        storage=storage,
+        fresh=fresh,
+        retry_failed=retry_failed,
+        verbose=verbose,
+        say=lambda text: out.print(text, highlight=False),
+        watcher=Progress(out),
     )
     if finished.status == "interrupted":
         where = shown_path(finished.directory.path)
         out.print(
-            f"interrupted; what was trained is kept in {where}, checkpoints and journal included. "
-            "The same command starts the sweep anew beside it.",
+            f"interrupted; what was trained is kept in {where}, checkpoints and journal included. The same command goes on.",
             highlight=False,
         )
     try:

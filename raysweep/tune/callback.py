@@ -11,6 +11,8 @@ from typing import Any
 
 from ray.tune import Callback, Stopper
 
+from raysweep.cluster.capacity import free_leftovers
+from raysweep.config import Budget
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import NotSaved
 
@@ -25,34 +27,49 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
         self._recorder.started(trial.trial_id)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        free_leftovers([trial.config["key"]])
         error = trial.get_error()
         text = str(error).strip().splitlines() if error else ["Ray lost the trial's process"]
         self._recorder.ended(trial.trial_id, "failed", {"text": text[-1], "traceback": str(error or "")})
 
 
 class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
-    """Ends a sweep before its trials do: on Ctrl-C, or when its wall time is spent.
+    """Ends a sweep before its trials do: on Ctrl-C, or when its budget is spent.
 
     Attributes:
         reason: `interrupted`, `budget`, or None while neither has happened.
 
     Args:
-        wall_time_s: budget.wall_time_s.
+        budget: of the sweep.
+        recorder: knows what was spent and reached, and is told why the sweep ends.
         clock: seconds.
     """
 
-    def __init__(self, wall_time_s: float | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, budget: Budget, recorder: SweepRecorder, clock: Callable[[], float] = time.monotonic) -> None:
         self.reason: str | None = None
-        self._clock = clock
-        self._until = None if wall_time_s is None else clock() + wall_time_s
+        self._budget, self._recorder, self._clock = budget, recorder, clock
+        self._until = None if budget.wall_time_s is None else clock() + budget.wall_time_s
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        if self.reason is None and self._until is not None and self._clock() >= self._until:
-            self.reason = "budget"
+        if self.reason is None:
+            self._recorder.why_ended = self._spent()
+            self.reason = "budget" if self._recorder.why_ended else None
         return self.reason is not None
+
+    def _spent(self) -> str:
+        if self._until is not None and self._clock() >= self._until:
+            return "budget.wall_time_s was spent"
+        hours, target = self._budget.device_hours, self._budget.target
+        if hours is not None and self._recorder.device_seconds >= hours * 3600:
+            return "budget.device_hours was spent"
+        best = self._recorder.best()
+        if target is not None and best is not None and best.best is not None:
+            is_reached = best.best <= target if self._recorder.plan.sweep.objective.mode == "min" else best.best >= target
+            return f"budget.target was reached by trial {best.trial.number}" if is_reached else ""
+        return ""
 
     @contextlib.contextmanager
     def on_interrupt(self, say: Callable[[str], None]) -> Iterator[None]:
@@ -63,7 +80,7 @@ class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
         before = signal.getsignal(signal.SIGINT)
 
         def interrupted(_number: int, _frame: Any) -> None:
-            self.reason = "interrupted"
+            self.reason = self._recorder.why_ended = "interrupted"
             signal.signal(signal.SIGINT, before)
             say("Ctrl-C: ending the sweep; once more ends it at once")
 

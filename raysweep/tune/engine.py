@@ -8,8 +8,9 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from raysweep.cluster.capacity import free_leftovers
 from raysweep.cluster.join import Cluster, available_here, connected, environment, running_cluster
 from raysweep.cluster.resources import Allocation, allocate, concurrency, workers_per_trial
 from raysweep.cluster.shared import check_shared
@@ -19,8 +20,12 @@ from raysweep.store.directory import SweepDirectory, check_storage
 from raysweep.store.journal import JournalWriter
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
-from raysweep.tune.plan import Plan, make_plan
+from raysweep.tune.plan import Plan, PlannedTrial, make_plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
+from raysweep.tune.resume import Past, Work, adopt, describe, newest_directory, read_past, why_other, work
+
+if TYPE_CHECKING:
+    from raysweep.tune.schedulers import RecordingScheduler
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,21 @@ def run_sweep(
     sweep: Sweep,
     *,
     storage: Path | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
     verbose: bool = False,
     say: Say = lambda _text: None,
     watcher: Watcher | None = None,
 ) -> Finished:
     """Run all trials of a sweep and leave a directory that holds all of it.
 
+    Where the directory is there already, the sweep goes on: what has ended is not trained again.
+
     Args:
         sweep: what to run.
         storage: instead of sweep.storage.
+        fresh: start anew in a new directory; nothing is deleted.
+        retry_failed: run failed trials again, from their checkpoints.
         verbose: let Ray write to the terminal.
         say: takes lines for people.
         watcher: looks on.
@@ -75,6 +86,15 @@ def run_sweep(
     storage = (storage or Path(sweep.storage)).expanduser()
     check_storage(storage)
     plan = make_plan(sweep)
+    past = None if fresh else _past(storage, plan, say)
+    if past is not None:
+        adopt(plan, past)
+    todo = work(plan, past, retry_failed)
+    if past is not None:
+        say(describe(plan, past, todo, retry_failed))
+        if not todo.to_run and len(plan.trials) >= plan.num_planned:
+            statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]
+            return Finished(past.directory, "completed", statuses)
     if running_cluster() is None:
         _check(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
     with connected(poll_s=sweep.experiment.scale.poll_s, verbose=verbose) as cluster:
@@ -83,7 +103,31 @@ def run_sweep(
         say(cluster.describe())
         for note in plan.notes:
             say(f"note: {note}")
-        return _run(plan, cluster, allocation, storage, verbose, say, watcher or Watcher())
+        directory = past.directory if past else SweepDirectory.create(storage, sweep.name)
+        with directory.locked():
+            return _run(_Job(plan, directory, past, todo), cluster, allocation, verbose, say, watcher or Watcher())
+
+
+def _past(storage: Path, plan: Plan, say: Say) -> Past | None:
+    """The sweep to go on with, or None where there is none of these images and settings."""
+    directory = newest_directory(storage, plan.sweep.name)
+    past = read_past(directory) if directory else None
+    if past is None:
+        return None
+    why = why_other(past, plan)
+    if why:
+        say(f"{past.directory.path.name}/ is another sweep: {why}; starting a new one beside it")
+    return None if why else past
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What runs, where, and what was there before."""
+
+    plan: Plan
+    directory: SweepDirectory
+    past: Past | None
+    todo: Work
 
 
 def _check(plan: Plan, allocation: Allocation) -> None:
@@ -92,13 +136,10 @@ def _check(plan: Plan, allocation: Allocation) -> None:
         check_scale(trial.model, allocation)
 
 
-def _run(
-    plan: Plan, cluster: Cluster, allocation: Allocation, storage: Path, verbose: bool, say: Say, watcher: Watcher
-) -> Finished:
-    sweep = plan.sweep
+def _run(job: _Job, cluster: Cluster, allocation: Allocation, verbose: bool, say: Say, watcher: Watcher) -> Finished:
+    plan, directory, sweep = job.plan, job.directory, job.plan.sweep
     at_once, why = concurrency(allocation, cluster.available, sweep.search.max_concurrent)
     allocation = workers_per_trial(allocation, cluster.available, min(at_once, plan.num_planned))
-    directory = SweepDirectory.create(storage, sweep.name)
     check_shared(directory, cluster)
     directory.write_manifest(manifest())
     epochs = sweep.experiment.train.epochs
@@ -110,11 +151,12 @@ def _run(
         journal.event(
             "start", sweep=content, experiment=experiment, data=plan.prepared.facts, planned=plan.num_planned, at_once=at_once
         )
-        recorder = SweepRecorder(plan, journal, watcher.changed)
+        to_run = [trial.key for trial in job.todo.to_run]
+        recorder = SweepRecorder(plan, journal, watcher.changed, past=job.past, to_run=to_run)
         num_notes = len(plan.notes)
         watcher.begin(recorder)
         try:
-            status = _tune(plan, recorder, directory, allocation, at_once, verbose, say)
+            status = _tune(job, recorder, allocation, at_once, verbose, say)
         except Exception:
             if journal.broken is not None:
                 raise journal.broken from None  # Ray Tune has made an error of its own of it
@@ -124,7 +166,7 @@ def _run(
         for note in plan.notes[num_notes:]:
             say(f"note: {note}")
         if status != "completed":
-            recorder.end_rest(status, "interrupted" if status == "interrupted" else "budget.wall_time_s was spent")
+            recorder.end_rest(status, recorder.why_ended)
         recorder.end_rest("failed", "Ray Tune ended the trial without saying why")
         _write_best_examples(plan, recorder, directory, say)
         journal.event("finish", status=status)
@@ -146,9 +188,8 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
 
 
 def _tune(
-    plan: Plan,
+    job: _Job,
     recorder: SweepRecorder,
-    directory: SweepDirectory,
     allocation: Allocation,
     at_once: int,
     verbose: bool,
@@ -158,10 +199,15 @@ def _tune(
 
     from raysweep.tune.callback import JournalCallback, SweepEnd
     from raysweep.tune.schedulers import RecordingScheduler
-    from raysweep.tune.search import searcher
+    from raysweep.tune.search import LEARNING, searcher
     from raysweep.tune.trial import run_trial
 
-    sweep, scratch = plan.sweep, directory.path / ".ray"
+    plan, directory, sweep = job.plan, job.directory, job.plan.sweep
+    scratch = directory.path / ".ray"
+    scheduler = RecordingScheduler(sweep, recorder)
+    to_run = _replayed(job, scheduler, recorder)
+    if not to_run and len(plan.trials) >= plan.num_planned:
+        return "completed"
     trainable: Callable[[dict[str, Any]], None] = functools.partial(
         run_trial,
         experiment_json=sweep.experiment.model_dump_json(exclude_unset=True),
@@ -175,13 +221,13 @@ def _tune(
         # The workers hold the CPUs. A trial that holds none is refused, and one that holds any can keep its own workers
         # from starting, so it holds a little memory.
         resources = {"CPU": 0, "memory": 1024}
-    end = SweepEnd(sweep.budget.wall_time_s)
+    end = SweepEnd(sweep.budget, recorder)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
         tune_config=tune.TuneConfig(
-            search_alg=searcher(plan, recorder.assigned, recorder.objective),
-            scheduler=RecordingScheduler(sweep, recorder),
-            num_samples=-1 if sweep.search.algorithm == "tpe" else plan.num_planned,
+            search_alg=searcher(plan, to_run, recorder.assigned, recorder.objective),
+            scheduler=scheduler,
+            num_samples=-1 if sweep.search.algorithm in LEARNING else len(to_run),
             max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -201,11 +247,31 @@ def _tune(
         with environment(TUNE_DISABLE_STRICT_METRIC_CHECKING="1", TUNE_DISABLE_SIGINT_HANDLER="1"), end.on_interrupt(say):
             tuner.fit()
     except KeyboardInterrupt:
+        recorder.why_ended = "interrupted"
         return "interrupted"
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        if allocation.max_workers > 1:
+            # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.
+            free_leftovers(trial.key for trial in plan.trials)
     done = all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned
     return end.reason if end.reason and not done else "completed"
+
+
+def _replayed(job: _Job, scheduler: RecordingScheduler, recorder: SweepRecorder) -> list[PlannedTrial]:
+    """Show the scheduler what it saw before a restart; the trials that are left to run.
+
+    A trial whose newest row it stops, although the journal ends before that, is ended without being trained on.
+    """
+    if job.past is None:
+        return list(job.todo.to_run)
+    to_run = {trial.key for trial in job.todo.to_run}
+    statuses = {key: "" if key in to_run else trial.status for key, trial in job.past.trials.items()}
+    stops = scheduler.replay(job.past.told, statuses)
+    for trial in job.todo.to_run:
+        if trial.key in stops:
+            recorder.stopped(trial.number, stops[trial.key])
+    return [trial for trial in job.todo.to_run if trial.key not in stops]
 
 
 def _named(trainable: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
 from raysweep.config import Sweep
 from raysweep.data.dataset import Dataset, open_dataset
 from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
-from raysweep.store.keys import trial_key
+from raysweep.store.keys import infeasible_key, trial_key
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, with_absolute_paths
 
 DEFAULT_SAMPLES = 16
@@ -24,12 +25,13 @@ _MAX_DRAWS_PER_TRIAL = 100
 
 @dataclass(frozen=True)
 class PlannedTrial:
-    """One trial: its number, what it changes, and what that makes of it."""
+    """One trial: its number, what it changes, and what that makes of it; `infeasible`: why it cannot be trained."""
 
     number: int
     key: str
     overrides: dict[str, Any]
     model: ModelFacts
+    infeasible: str = ""
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Plan:
     Attributes:
         sweep: its experiment has absolute data paths.
         prepared: one corner of the space, for the facts about the images.
-        trials: all of them (grid, random), or those asked for so far (tpe).
+        trials: all of them (grid, random, sobol), or those asked for so far.
         num_planned: how many there will be.
         notes: what a user should know about the plan.
     """
@@ -79,9 +81,18 @@ class Plan:
             return None
         # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.
         shown = {name: _plain(experiment.get(name)) for name in overrides}
-        trial = PlannedTrial(len(self.trials), key, shown, model)
+        return self._append(PlannedTrial(len(self.trials), key, shown, model))
+
+    def add_infeasible(self, overrides: Mapping[str, Any], why: str) -> PlannedTrial | None:
+        """Plan a trial that cannot be trained, so that it has its row in the results; None where it is planned already."""
+        key = infeasible_key(self.sweep.experiment, overrides, self.prepared.dataset.fingerprint)
+        if key in self._keys:
+            return None
+        return self._append(PlannedTrial(len(self.trials), key, dict(overrides), ModelFacts(0, False), why))
+
+    def _append(self, trial: PlannedTrial) -> PlannedTrial:
         self.trials.append(trial)
-        self._keys.add(key)
+        self._keys.add(trial.key)
         return trial
 
 
@@ -107,6 +118,15 @@ def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
         yield {key: domain.sample(rng) for key, domain in sweep.space.items()}
 
 
+def sobol(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Endless quasi-random draws: a scrambled Sobol sequence (Owen, 1998), the same one for the same search.seed."""
+    engine = torch.quasirandom.SobolEngine(len(sweep.space), scramble=True, seed=sweep.search.seed)  # type: ignore[no-untyped-call]
+    while True:
+        shares = engine.draw(1, dtype=torch.float64)[0].tolist()
+        # A scrambled point can round to 1.
+        yield {key: domain.at(min(share, 1 - 2**-53)) for (key, domain), share in zip(sweep.space.items(), shares, strict=True)}
+
+
 def num_combinations(sweep: Sweep) -> float:
     """How many different trials the space has; inf where a domain is continuous."""
     listed = [domain.values() for domain in sweep.space.values()]
@@ -124,27 +144,52 @@ def make_plan(sweep: Sweep) -> Plan:
     resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
     wanted = sweep.search.num_samples or DEFAULT_SAMPLES
     plan = Plan(resolved, prepared, [], wanted, list(prepared.notes))
-    _check_corners(plan)
+    if sweep.search.algorithm != "grid":
+        _check_corners(plan)
+    for number, point in enumerate(sweep.search.start_with):
+        try:
+            plan.add(point)
+        except ConfigError as error:
+            raise ConfigError(f"search.start_with.{number}: {error}") from None
     if sweep.search.algorithm == "grid":
-        repeats = [overrides for overrides in grid(sweep) if plan.add(overrides) is None]
-        if repeats:
-            plan.notes.append(
-                f"{len(repeats)} combinations mean the same training as another one and run once, such as {repeats[0]}"
-            )
-        plan.num_planned = len(plan.trials)
+        _plan_grid(plan)
         return plan
     distinct = num_combinations(sweep)
     if distinct < wanted:
         plan.num_planned = int(distinct)
         plan.notes.append(f"the space has only {int(distinct)} different trials, so {int(distinct)} run instead of {wanted}")
-    if sweep.search.algorithm == "random":
-        source = draws(sweep)
+    if sweep.search.algorithm in ("random", "sobol"):
+        source = draws(sweep) if sweep.search.algorithm == "random" else sobol(sweep)
         for _ in range(_MAX_DRAWS_PER_TRIAL * plan.num_planned):
             if len(plan.trials) == plan.num_planned:
                 break
             plan.add(next(source))
         plan.num_planned = len(plan.trials)
     return plan
+
+
+def _plan_grid(plan: Plan) -> None:
+    """Plan every combination; those that cannot be trained get a row with their reason.
+
+    Raises:
+        ConfigError: none can.
+    """
+    first, repeats, refused = [trial.overrides for trial in plan.trials], [], []
+    for overrides in grid(plan.sweep):
+        try:
+            is_new = plan.add(overrides) is not None
+        except ConfigError as error:
+            is_new = plan.add_infeasible(overrides, str(error)) is not None
+            refused.append(str(error))
+        if not is_new and overrides not in first:
+            repeats.append(overrides)
+    plan.num_planned = len(plan.trials)
+    if len(refused) == len(plan.trials):
+        raise ConfigError("no trial of the space can be trained:\n  " + "\n  ".join(dict.fromkeys(refused)))
+    if refused:
+        plan.notes.append(f"{len(refused)} of {plan.num_planned} trials cannot be trained and are in the results as infeasible")
+    if repeats:
+        plan.notes.append(f"{len(repeats)} combinations mean the same training as another one and run once, such as {repeats[0]}")
 
 
 def prepare_base(sweep: Sweep) -> Prepared:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 from raysweep.store.journal import JournalWriter
 from raysweep.tune.plan import Plan, PlannedTrial
+from raysweep.tune.resume import Past
 
 
 @dataclass
@@ -31,11 +32,17 @@ class TrialState:
 class SweepRecorder:
     """Writes what happens to the journal and keeps the state of every trial; trials go by Ray Tune's ids.
 
+    Attributes:
+        device_seconds: seconds of all epochs times their workers, over all starts of the sweep.
+        why_ended: why the sweep ends before its trials do; "" where it does not.
+
     Args:
         plan: the sweep's trials.
         journal: where events go.
         changed: called with each state that changed.
         clock: seconds, for the time that is left.
+        past: what the journal knew before; None for a new sweep.
+        to_run: keys of the trials that run now; the others of `past` keep their ends.
     """
 
     def __init__(
@@ -44,20 +51,40 @@ class SweepRecorder:
         journal: JournalWriter,
         changed: Callable[[TrialState], None] = lambda _state: None,
         clock: Callable[[], float] = time.monotonic,
+        past: Past | None = None,
+        to_run: Collection[str] = (),
     ) -> None:
         self.plan, self._journal, self._changed, self._clock = plan, journal, changed, clock
         self.states: dict[int, TrialState] = {}
         self._numbers: dict[str, int] = {}
         self._began = clock()
         self._epochs_done = 0
+        self.why_ended = ""
+        self.device_seconds = sum(_device_seconds(row) for t in (past.trials.values() if past else ()) for row in t.rows.values())
+        self._past = past.trials if past else {}
+        self._to_run = set(to_run)
+        self._epochs_before = past.sweep.experiment.train.epochs if past else 0
         for trial in plan.trials:
             self._planned(trial)
 
     def _planned(self, trial: PlannedTrial) -> None:
-        self.states[trial.number] = TrialState(trial)
+        self.states[trial.number] = state = TrialState(trial)
+        known = self._past.get(trial.key)
+        if known is not None:
+            better = min if self.plan.sweep.objective.mode == "min" else max
+            values = [row.get(self.plan.sweep.objective.metric) for _, row in sorted(known.rows.items())]
+            finite = [value for value in values if value is not None]
+            state.epoch, state.attempts = known.last_epoch, known.attempts
+            state.value, state.best = (values or [None])[-1], better(finite) if finite else None
+            if trial.key not in self._to_run:
+                state.status, state.reason = known.status, known.reason
+            if self._epochs_before == self.plan.sweep.experiment.train.epochs:
+                return  # the journal has it as it is
         epochs = self.plan.sweep.experiment.train.epochs
         fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
         self._journal.event("trial", durable=False, trial=trial.number, **fields)
+        if trial.infeasible and not state.has_ended:
+            self._end(state, "infeasible", {"text": trial.infeasible})
 
     def _state(self, trial_id: str) -> TrialState:
         return self.states[self._numbers[trial_id]]
@@ -76,16 +103,20 @@ class SweepRecorder:
         self._journal.event("run", durable=False, trial=state.trial.number)
         self._changed(state)
 
-    def row(self, trial_id: str, row: dict[str, Any]) -> None:
-        """A trial has finished an epoch."""
+    def row(self, trial_id: str, row: dict[str, Any]) -> bool:
+        """A trial has finished an epoch; False: the journal has that row already, and keeps it."""
         state, objective = self._state(trial_id), self.plan.sweep.objective
+        if row["epoch"] <= state.epoch:
+            return False
         self._journal.row(state.trial.number, row)
+        self.device_seconds += _device_seconds(row)
         self._epochs_done += max(0, row["epoch"] - state.epoch)
         state.epoch, state.value = row["epoch"], row.get(objective.metric)
         if state.value is not None:
             better = min if objective.mode == "min" else max
             state.best = state.value if state.best is None else better(state.best, state.value)
         self._changed(state)
+        return True
 
     def happened(self, trial_id: str, event: dict[str, Any]) -> None:
         """A trial's workers were resized, failed or were preempted."""
@@ -95,6 +126,11 @@ class SweepRecorder:
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
         """A scheduler has stopped a trial."""
         self._journal.event("decision", durable=False, trial=self._numbers[trial_id], **decision)
+
+    def stopped(self, number: int, reason: dict[str, Any]) -> None:
+        """A scheduler stops a trial by what it had told before a restart."""
+        self._journal.event("decision", durable=False, trial=number, action="stop", **reason)
+        self._end(self.states[number], "stopped", reason)
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
         """A trial has ended; the first reason given stands."""
@@ -112,9 +148,9 @@ class SweepRecorder:
             self._journal.event("end", trial=state.trial.number, status=status, reason=reason)
             self._changed(state)
 
-    def objective(self, trial_id: str) -> float | None:
+    def objective(self, number: int) -> float | None:
         """The best finite objective of a trial."""
-        return self._state(trial_id).best
+        return self.states[number].best
 
     def best(self) -> TrialState | None:
         """The state with the best finite objective, of trials that neither diverged nor failed."""
@@ -134,3 +170,7 @@ class SweepRecorder:
     def statuses(self) -> list[str]:
         """How each trial stands, by number."""
         return [self.states[number].status for number in sorted(self.states)]
+
+
+def _device_seconds(row: dict[str, Any]) -> float:
+    return float(row.get("seconds") or 0.0) * int(row.get("world_size") or 1)

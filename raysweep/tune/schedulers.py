@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
@@ -19,8 +20,8 @@ from raysweep.tune.search import NotSaved, worst
 class Recorder(Protocol):
     """Who is told what happens; trials go by Ray Tune's ids."""
 
-    def row(self, trial_id: str, row: dict[str, Any]) -> None:
-        """A trial has finished an epoch."""
+    def row(self, trial_id: str, row: dict[str, Any]) -> bool:
+        """A trial has finished an epoch; whether the row is a new one, which the schedulers must see."""
         ...
 
     def happened(self, trial_id: str, event: dict[str, Any]) -> None:
@@ -67,6 +68,26 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
     return {}
 
 
+class Known:
+    """A trial as the schedulers see it: by its key, the same one before and after a restart of the sweep.
+
+    Attributes:
+        trial_id: its key.
+        trial: Ray Tune's trial; None where it only ran before the restart.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.trial_id = key
+        self.trial: Any = None
+
+    @property
+    def status(self) -> str:
+        return "TERMINATED" if self.trial is None else str(self.trial.status)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trial, name)
+
+
 class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
     """Any scheduler of Ray Tune's, with a recorder beside it.
 
@@ -82,15 +103,47 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._metric_name, self._mode = sweep.objective.metric, sweep.objective.mode
         self._epochs = sweep.experiment.train.epochs
         self._last: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, Known] = {}
+
+    def _as_known(self, trial: Any) -> Known:
+        key = getattr(trial, "config", {}).get("key", trial.trial_id)
+        known = self._known.setdefault(key, Known(key))
+        known.trial = trial
+        return known
+
+    def replay(self, told: Iterable[tuple[str, dict[str, Any] | None]], statuses: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        """Show the schedulers what they saw before a restart, in the same order.
+
+        Args:
+            told: each row, and None for an end, with the trial's key.
+            statuses: how the trials have ended, by key; "" where they have not.
+
+        Returns:
+            For trials that have not ended although a scheduler stops them at their newest row, why; by key.
+        """
+        stops: dict[str, dict[str, Any]] = {}
+        for key, row in told:
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = Known(key)
+                self._inner.on_trial_add(None, known)
+            if row is not None:
+                _, reason = self._decide(known, row)
+                stops.pop(key, None)
+                if reason is not None:
+                    stops[key] = reason
+            elif statuses.get(key) == "completed":
+                self._inner.on_trial_complete(None, known, self._last.get(key, {}))
+        return {key: reason for key, reason in stops.items() if not statuses.get(key)}
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         return metric is None and mode is None
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._inner.on_trial_add(tune_controller, trial)
+        self._inner.on_trial_add(tune_controller, self._as_known(trial))
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
-        self._inner.on_trial_error(tune_controller, trial)
+        self._inner.on_trial_error(tune_controller, self._as_known(trial))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         trial_id = trial.trial_id
@@ -101,26 +154,35 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             self._recorder.ended(trial_id, end["status"], end["reason"])
             return str(TrialScheduler.CONTINUE)
         row = json.loads(result["row"])
-        self._recorder.row(trial_id, row)
-        value = row.get(self._metric_name)
-        shown = {**result, self._metric_name: worst(self._mode) if value is None else value}
-        self._last[trial_id] = shown
-        context = why_stopped(self._inner, trial, row["epoch"], shown[self._metric_name])
-        action = self._inner.on_trial_result(tune_controller, trial, shown)
-        # The trial's last epoch is its end anyway, and its own end says more; so does a divergence.
-        if action == TrialScheduler.STOP and (row["epoch"] >= self._epochs or value is None):
-            return str(TrialScheduler.CONTINUE)
-        if action == TrialScheduler.STOP:
-            reason = {"rule": self._name, "epoch": row["epoch"], "metric": self._metric_name, "value": value, **context}
+        if not self._recorder.row(trial_id, row):
+            return str(TrialScheduler.CONTINUE)  # told before a restart, and decided on then
+        action, reason = self._decide(self._as_known(trial), row, tune_controller)
+        if reason is not None:
             self._recorder.decision(trial_id, {"action": "stop", **reason})
             self._recorder.ended(trial_id, "stopped", reason)
-        return str(action)
+        return action
+
+    def _decide(self, known: Known, row: dict[str, Any], tune_controller: Any = None) -> tuple[str, dict[str, Any] | None]:
+        """What the scheduler makes of a row, and why where it stops the trial."""
+        value = row.get(self._metric_name)
+        shown = {"epoch": row["epoch"], self._metric_name: worst(self._mode) if value is None else value}
+        self._last[known.trial_id] = shown
+        context = why_stopped(self._inner, known, row["epoch"], shown[self._metric_name])
+        action = self._inner.on_trial_result(tune_controller, known, shown)
+        # The trial's last epoch is its end anyway, and its own end says more; so does a divergence.
+        if action == TrialScheduler.STOP and (row["epoch"] >= self._epochs or value is None):
+            return str(TrialScheduler.CONTINUE), None
+        if action == TrialScheduler.STOP:
+            reason = {"rule": self._name, "epoch": row["epoch"], "metric": self._metric_name, "value": value, **context}
+            return str(action), reason
+        return str(action), None
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._inner.on_trial_complete(tune_controller, trial, self._last.pop(trial.trial_id, {}))
+        known = self._as_known(trial)
+        self._inner.on_trial_complete(tune_controller, known, self._last.get(known.trial_id, {}))
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._inner.on_trial_remove(tune_controller, trial)
+        self._inner.on_trial_remove(tune_controller, self._as_known(trial))
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         return self._inner.choose_trial_to_run(tune_controller)

@@ -77,5 +77,7 @@ def test_only_left_over_placement_groups_of_a_run_are_removed(monkeypatch: pytes
     monkeypatch.setattr("ray.util.placement_group_table", lambda: groups)
     monkeypatch.setattr("ray.util.get_placement_group", lambda name: name)
     monkeypatch.setattr("ray.util.remove_placement_group", removed.append)
-    capacity.remove_placement_groups("raysweep-abc-")
+    capacity.free_leftovers(["abc"])
     assert removed == ["raysweep-abc-1-x"]
+    capacity.free_leftovers([])
+    assert removed == ["raysweep-abc-1-x"], "of no trial: nothing"

@@ -28,7 +28,7 @@ class World:
         self.machines = {"a": 1}
         self.held: dict[str, int] = {}
         self.start_s = 0.0
-        self.freed: list[str] = []
+        self.freed: list[list[str]] = []
         self.draining: dict[str, int] = {}
         self.later: list[tuple[float, Callable[[], None]]] = []
         self.sizes: list[int] = []
@@ -120,7 +120,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     PlayedWorkers.world, PlayedWorkers.scripts, PlayedWorkers.checkpoint = made, [], 0
     played = types.ModuleType("raysweep.train.ray_runtime")
     played.Workers = PlayedWorkers  # type: ignore[attr-defined]
-    played.workers_prefix = lambda directory: directory.name  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "raysweep.train.ray_runtime", played)
     clock = types.SimpleNamespace(time=lambda: made.now, monotonic=lambda: made.now, sleep=made.sleep)
     monkeypatch.setattr(elastic, "time", clock)
@@ -129,7 +128,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     totals = lambda: {name: Machine(cpus, 0) for name, cpus in made.machines.items() if name not in made.draining}  # noqa: E731
     monkeypatch.setattr(elastic.capacity, "all_machines", totals)
     monkeypatch.setattr(elastic.capacity, "draining_nodes", lambda: made.draining)
-    monkeypatch.setattr(elastic.capacity, "remove_placement_groups", made.freed.append)
+    monkeypatch.setattr(elastic.capacity, "free_leftovers", made.freed.append)
     monkeypatch.setattr(elastic.capacity, "can_grow_to", lambda: None)
     return made
 
@@ -208,7 +207,7 @@ def test_lost_workers_are_replaced_by_what_is_left(world: World, tmp_path: Path)
     assert world.sizes == [2, 1]
     assert [(e["event"], e["from"], e["to"], e["step"], e["redone_steps"]) for e in events] == [("failure", 2, 1, 29, 29)]
     assert said == ["a worker was lost at step 29 (1 of 3)", "going on with 1 worker (attempt 2)"]
-    assert world.freed == [tmp_path.name] * 2, "at its start, and after the failure"
+    assert world.freed == [[tmp_path.name]] * 2, "at its start, and after the failure"
 
 
 def test_an_error_of_the_users_ends_it_with_the_traceback(world: World, tmp_path: Path) -> None:

@@ -55,9 +55,31 @@ def test_tpe_plans_nothing_beforehand() -> None:
     assert plan.num_planned == 7
 
 
-def test_all_infeasible_values_are_named_at_once() -> None:
+def test_a_grid_keeps_what_cannot_be_trained_with_its_reason() -> None:
+    plan = make_plan(sweep({"model.depth": {"grid": [1, 5]}, "optim.lr": {"grid": [1e-3, 1e-2]}}))
+    assert [bool(t.infeasible) for t in plan.trials] == [False, False, True, True]
+    assert "at most depth 3, got 5" in plan.trials[2].infeasible
+    assert plan.num_planned == 4
+    assert plan.notes == ["2 of 4 trials cannot be trained and are in the results as infeasible"]
+    again = make_plan(sweep({"model.depth": {"grid": [1, 5]}, "optim.lr": {"grid": [1e-3, 1e-2]}}))
+    assert [t.key for t in again.trials] == [t.key for t in plan.trials]
+
+
+def test_settings_that_exclude_each_other_are_infeasible_together() -> None:
+    space = {"model.base_channels": {"grid": [16, 64]}, "model.max_channels": {"grid": [32, 128]}}
+    plan = make_plan(sweep(space))
+    assert [t.overrides for t in plan.trials if t.infeasible] == [{"model.base_channels": 64, "model.max_channels": 32}]
+
+
+def test_a_grid_of_which_nothing_can_be_trained_is_refused_with_every_reason() -> None:
     with pytest.raises(ConfigError) as caught:
-        make_plan(sweep({"model.depth": {"grid": [1, 5, 6]}, "optim.lr": {"grid": [1e-3, 1e-2]}}))
+        make_plan(sweep({"model.depth": {"grid": [5, 6]}}))
+    assert str(caught.value).count("at most depth 3") >= 1
+
+
+def test_all_infeasible_values_of_a_search_are_named_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_plan(sweep({"model.depth": {"choice": [1, 5, 6]}}, algorithm="random", num_samples=2))
     text = str(caught.value)
     assert "space.model.depth: 5" in text
     assert "space.model.depth: 6" in text

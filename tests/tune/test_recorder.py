@@ -93,7 +93,7 @@ def test_best_is_the_best_epoch_of_a_trial_that_did_not_diverge(running: Running
     best = running.recorder.best()
     assert best is not None
     assert (best.trial.number, best.best) == (0, 0.4)
-    assert running.recorder.objective("id0") == 0.4
+    assert running.recorder.objective(0) == 0.4
 
 
 def test_what_happened_to_a_trials_workers_is_in_the_journal(running: Running) -> None:

@@ -19,8 +19,9 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
 
-    def row(self, trial_id: str, row: dict[str, Any]) -> None:
+    def row(self, trial_id: str, row: dict[str, Any]) -> bool:
         self.told.append(("row", trial_id, row["epoch"]))
+        return True
 
     def happened(self, trial_id: str, event: dict[str, Any]) -> None:
         self.told.append(("happened", trial_id, event))

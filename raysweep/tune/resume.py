@@ -1,0 +1,184 @@
+"""Going on with a sweep: what its journal knows, which trials of a plan are done, and which run (again); no Ray in here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from raysweep.config import Sweep
+from raysweep.store.directory import SweepDirectory
+from raysweep.store.journal import read_events
+from raysweep.tune.plan import Plan, PlannedTrial
+
+FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
+"""Ends that stand; an interrupted trial, or one whose sweep was killed or out of budget, goes on."""
+
+
+@dataclass
+class PastTrial:
+    """What the journal knows of one trial.
+
+    Attributes:
+        number, key, overrides: as it was planned.
+        rows: by epoch; the one told last.
+        status: how it ended; "" where it has not.
+        reason: of the end.
+        attempts: how often an actor had it.
+    """
+
+    number: int
+    key: str
+    overrides: dict[str, Any]
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+    status: str = ""
+    reason: dict[str, Any] = field(default_factory=dict)
+    attempts: int = 0
+
+    @property
+    def last_epoch(self) -> int:
+        return max(self.rows, default=0)
+
+
+@dataclass
+class Past:
+    """A sweep's journal, read for going on.
+
+    Attributes:
+        directory: where it lies.
+        sweep: its newest settings.
+        data: the facts about its images.
+        trials: by key.
+        told: each row and each end in the journal's order, as (trial's key, row, or None for its end).
+    """
+
+    directory: SweepDirectory
+    sweep: Sweep
+    data: dict[str, Any]
+    trials: dict[str, PastTrial] = field(default_factory=dict)
+    told: list[tuple[str, dict[str, Any] | None]] = field(default_factory=list)
+
+
+def read_past(directory: SweepDirectory) -> Past | None:
+    """What a directory's journal knows; None where it holds no sweep.
+
+    Raises:
+        StoreError: the journal is damaged.
+    """
+    if not directory.journal.exists():
+        return None
+    start: dict[str, Any] = {}
+    by_number: dict[int, PastTrial] = {}
+    told: list[tuple[str, dict[str, Any] | None]] = []
+    for event in read_events(directory.journal):
+        name = event.pop("event")
+        if name == "start":
+            start = event
+        elif name == "trial" and event["trial"] not in by_number:
+            by_number[event["trial"]] = PastTrial(event["trial"], event["key"], event["overrides"])
+        elif name in ("run", "row", "end"):
+            trial = by_number[event.pop("trial")]
+            if name == "run":
+                trial.attempts += 1
+                trial.status, trial.reason = "", {}
+            elif name == "row":
+                trial.rows[event["epoch"]] = event
+                told.append((trial.key, event))
+            else:
+                trial.status, trial.reason = event["status"], event["reason"]
+                told.append((trial.key, None))
+    if not start.get("sweep"):
+        return None
+    sweep = Sweep.from_dict(start["sweep"], str(directory.journal))
+    return Past(directory, sweep, start.get("data") or {}, {t.key: t for t in by_number.values()}, told)
+
+
+def newest_directory(storage: Path, name: str) -> SweepDirectory | None:
+    """`storage/name`, or the newest of `name-2`, `name-3`, ... that follow it without a gap; None where there is none."""
+    newest, number = None, 1
+    while (path := storage / (name if number == 1 else f"{name}-{number}")).is_dir():
+        newest, number = path, number + 1
+    return SweepDirectory(newest.resolve()) if newest else None
+
+
+def why_other(past: Past, plan: Plan) -> str:
+    """Why a plan's trials cannot stand beside those of a journal; "" where they can: same images, same settings around the space.
+
+    A setting that either sweep varies may differ: it is part of each trial's key.
+    """
+    if past.data.get("fingerprint") != plan.prepared.facts["fingerprint"]:
+        return f"the images differ ({past.data.get('fingerprint')}, now {plan.prepared.facts['fingerprint']})"
+    if past.sweep.objective != plan.sweep.objective:
+        return f"the objective differs ({past.sweep.objective.metric}, now {plan.sweep.objective.metric})"
+    varied = {*past.sweep.space, *plan.sweep.space}
+    before, now = (dict(_flat(sweep.experiment.identity())) for sweep in (past.sweep, plan.sweep))
+    for key in sorted({*before, *now} - varied):
+        if before.get(key) != now.get(key):
+            return f"{key} differs ({before.get(key, 'its default')}, now {now.get(key, 'its default')})"
+    return ""
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def adopt(plan: Plan, past: Past) -> None:
+    """Give the plan's trials the numbers that they have in the journal, and new ones the numbers that follow.
+
+    A plan that a searcher fills starts with the journal's trials.
+    """
+    if not plan.trials:
+        for old in sorted(past.trials.values(), key=lambda t: t.number):
+            if set(old.overrides) == set(plan.sweep.space):
+                plan.add(old.overrides)
+    following = max((t.number for t in past.trials.values()), default=-1) + 1
+    for place, trial in enumerate(plan.trials):
+        known = past.trials.get(trial.key)
+        number = known.number if known else following
+        following += known is None
+        plan.trials[place] = replace(trial, number=number)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What of a plan is done and what is to run, each with what the journal knows of it."""
+
+    done: list[PlannedTrial]
+    to_run: list[PlannedTrial]
+
+
+def work(plan: Plan, past: Past | None, retry_failed: bool) -> Work:
+    """Sort a plan's trials: an end stands, unless there are epochs to add, or a failed trial is to be tried again.
+
+    What cannot be trained is done as it is.
+    """
+    epochs = plan.sweep.experiment.train.epochs
+    found = Work([], [])
+    for trial in plan.trials:
+        known = past.trials.get(trial.key) if past else None
+        stands = known is not None and known.status in FINAL and not (
+            (known.status == "completed" and known.last_epoch < epochs) or (known.status == "failed" and retry_failed)
+        )  # fmt: skip
+        (found.done if stands or trial.infeasible else found.to_run).append(trial)
+    return found
+
+
+def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
+    """What was found and what will run, for people."""
+    known = [past.trials[t.key] for t in plan.trials if t.key in past.trials]
+    counts: dict[str, int] = {}
+    for trial in known:
+        status = trial.status or "unfinished"
+        counts[status] = counts.get(status, 0) + 1
+    listed = ", ".join(f"{number} {status}" for status, number in counts.items()) or "no trial of this plan"
+    new = sum(t.key not in past.trials for t in found.to_run)
+    again = len(found.to_run) - new
+    parts = [*([f"{again} go on"] if again else []), *([f"{new} are new"] if new else [])]
+    text = f"found {past.directory.path.name}/: {listed}; " + (", ".join(parts) or "nothing is left to train")
+    failed = counts.get("failed", 0)
+    return text + (" (the failed ones again with --retry-failed)" if failed and not retry_failed else "")

@@ -1,0 +1,169 @@
+"""A sweep never does the same work twice: again, wider, longer, and after its driver was killed at any moment."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raysweep
+from raysweep.cluster.join import Cluster
+from raysweep.config import Sweep
+from raysweep.store.journal import read_events
+from raysweep.tune.engine import run_sweep
+
+TINY: dict[str, Any] = {
+    "data": {"source": "digits", "count": 200},
+    "model": {"depth": 1, "base_channels": 4},
+    "train": {"epochs": 3, "batch_size": 16},
+}
+
+
+def sweep(lrs: list[float], epochs: int = 3) -> Sweep:
+    experiment = {**TINY, "train": {**TINY["train"], "epochs": epochs}}
+    return Sweep.from_dict(
+        {"name": "s", "experiment": experiment, "space": {"optim.lr": {"grid": lrs}, "model.depth": {"grid": [1, 2]}}}
+    )
+
+
+def events(directory: Path, name: str) -> list[dict[str, Any]]:
+    return [event for event in read_events(directory / "journal.jsonl") if event["event"] == name]
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_again_wider_and_longer(tmp_path: Path) -> None:
+    directory = tmp_path / "s"
+    run_sweep(sweep([1e-3, 1e-2]), storage=tmp_path)
+    before = (directory / "journal.jsonl").read_bytes()
+
+    said: list[str] = []
+    began = time.monotonic()
+    again = run_sweep(sweep([1e-3, 1e-2]), storage=tmp_path, say=said.append)
+    assert time.monotonic() - began < 10
+    assert again.exit_code == 0
+    assert said == ["found s/: 4 completed; nothing is left to train"]
+    assert (directory / "journal.jsonl").read_bytes() == before, "no step was trained"
+
+    said.clear()
+    run_sweep(sweep([1e-4, 1e-3, 1e-2]), storage=tmp_path, say=said.append)
+    assert "4 completed; 2 are new" in said[0]
+    assert len(events(directory, "run")) == 6
+
+    run_sweep(sweep([1e-4, 1e-3, 1e-2], epochs=5), storage=tmp_path)
+    found = raysweep.open(directory)
+    assert list(found.trials["epochs"]) == [5] * 6
+    assert list(found.trials["status"]) == ["completed"] * 6
+    rows = events(directory, "row")
+    assert len(rows) == 6 * 5, "the first three epochs were not trained again"
+    assert len({(row["trial"], row["epoch"]) for row in rows}) == 30
+
+    run_sweep(sweep([1e-3], epochs=5), storage=tmp_path, fresh=True)
+    assert len(events(tmp_path / "s-2", "run")) == 2
+    assert len(events(directory, "start")) == 3
+
+
+ASHA = """
+name: cut
+experiment:
+  data: {source: digits, count: 200}
+  model: {depth: 1, base_channels: 4}
+  train: {epochs: 8, batch_size: 16, checkpoint_every_epochs: 1}
+space:
+  optim.lr: {loguniform: [1e-5, 1e-1]}
+search: {algorithm: random, num_samples: 24, max_concurrent: AT_ONCE}
+scheduler: {name: asha, reduction_factor: 2}
+"""
+
+
+def killed_until_it_ends(directory: Path, address: str, at_once: int, kills: int, seed: int) -> int:
+    """Run a sweep whose driver is killed at random moments, so often; how often it really was."""
+    (directory / "cut.yaml").write_text(ASHA.replace("AT_ONCE", str(at_once)))
+    environment = {**os.environ, "RAY_ADDRESS": address}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(raysweep.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    journal, draw, killed = directory / "results" / "cut" / "journal.jsonl", random.Random(seed), 0
+    while True:
+        starts = journal.read_bytes().count(b'"event":"start"') if journal.exists() else 0
+        with (directory / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "raysweep.tune", "cut.yaml"], cwd=directory, env=environment, stdout=log, stderr=log
+            )
+        if killed < kills:
+            until = time.monotonic() + 100
+            while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b'"event":"start"') == starts):
+                assert time.monotonic() < until, (directory / "log").read_text()
+                time.sleep(0.05)
+            time.sleep(draw.uniform(0.0, 3.0))
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                killed += 1
+                process.wait()
+                continue
+        assert process.wait(200) == 0, (directory / "log").read_text()
+        return killed
+
+
+def told(directory: Path) -> dict[str, Any]:
+    """What a sweep committed: rows, decisions, ends, and the order of its trials."""
+    path = directory / "results" / "cut"
+    rows = {(e["trial"], e["epoch"]): e["val_loss"] for e in events(path, "row")}
+    assert len(rows) == len(events(path, "row")), "a row was told twice"
+    decided = [(e["trial"], e["epoch"], e["rung"], e["value"], e["cutoff"]) for e in events(path, "decision")]
+    assert len({d[0] for d in decided}) == len(decided), "a decision was made twice"
+    found = raysweep.open(path)
+    return {
+        "rows": rows,
+        "decisions": decided,
+        "ends": list(found.trials["status"]),
+        "board": list(found.results.leaderboard["trial"]),
+    }
+
+
+def runs_after_the_end(directory: Path) -> int:
+    ended, again = set(), 0
+    for event in read_events(directory / "results" / "cut" / "journal.jsonl"):
+        if event["event"] == "end" and event["status"] in ("completed", "stopped"):
+            ended.add(event["trial"])
+        again += event["event"] == "run" and event["trial"] in ended
+    return again
+
+
+def check_kills(tmp_path: Path, cluster: Cluster, kills: int) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for directory in (whole, cut):
+        directory.mkdir()
+    killed_until_it_ends(whole, cluster.address, 1, 0, seed=0)
+    assert killed_until_it_ends(cut, cluster.address, 1, kills, seed=1) >= min(kills, 3)
+    assert told(cut) == told(whole)
+    assert runs_after_the_end(cut) == 0
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.usefixtures("resources_return")
+def test_a_killed_driver_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    check_kills(tmp_path, cluster, kills=3)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("resources_return")
+def test_a_driver_killed_twenty_times_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    check_kills(tmp_path, cluster, kills=20)
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+@pytest.mark.usefixtures("resources_return")
+def test_with_two_at_a_time_nothing_committed_changes(cluster: Cluster, tmp_path: Path) -> None:
+    """The order of two trials is the machine's; told() checks that no row or decision came twice."""
+    assert killed_until_it_ends(tmp_path, cluster.address, 2, 20, seed=2) >= 3
+    found = told(tmp_path)
+    assert len(found["ends"]) == 24
+    assert set(found["ends"]) <= {"completed", "stopped"}
+    assert runs_after_the_end(tmp_path) == 0
