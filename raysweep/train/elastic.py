@@ -18,7 +18,7 @@ from raysweep.cluster.resources import Allocation, Machine
 from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
-from raysweep.train.failures import Failure, classify
+from raysweep.train.failures import Failure, classify, is_lack_of_room
 from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Row
@@ -136,7 +136,16 @@ class _Run:
         return self._standby
 
     def attempt(self, start: Start) -> Ended:
-        """One attempt, from its size to its end."""
+        """One attempt, from its size to its end; one that did not start because its room went is begun anew."""
+        timeout_s, began = start.experiment.scale.start_timeout_s, time.monotonic()
+        while True:
+            ended = self._attempt(start)
+            passed = time.monotonic() - began
+            if ended.failure is None or not is_lack_of_room(ended.failure.message) or passed >= timeout_s:
+                return ended
+            self.say("the room for the workers went while they started: looking again")
+
+    def _attempt(self, start: Start) -> Ended:
         number = self._size(start.workers_before, start.experiment.scale.start_timeout_s)
         if start.attempt > 1:
             self.say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")

@@ -17,6 +17,7 @@ _STORAGE_TEXTS = (
     "Disk quota exceeded",
     "[Errno 13] Permission denied",
     "Read-only file system",
+    "the disk is full",
 )
 _MEMORY_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 # Ray says of any process or node that died that memory may have been the cause: "OOM" or "out of memory" alone tell nothing.
@@ -35,6 +36,7 @@ _LOST_TYPES = {
     "DistBackendError", "DistNetworkError", "DistStoreError",
 }  # fmt: skip
 _PEER_TEXTS = ("Connection closed by peer", "Connection reset", "Broken pipe", "NCCL", "gloo")
+_ROOM_TEXTS = ("worker group startup timed out",)
 _LOST_TEXTS = ("worker group failed to start", "worker group startup timed out", "died unexpectedly")
 
 
@@ -110,6 +112,11 @@ def classify(exception_type_name: str, message: str, *, draining: bool) -> Kind:
     if _is_lost(exception_type_name, message):
         return "preemption" if draining else "lost_worker"
     return "error"
+
+
+def is_lack_of_room(message: str) -> bool:
+    """Whether Ray's workers did not start because what was free has gone: nothing was lost, another number may fit."""
+    return _has(message, _ROOM_TEXTS)
 
 
 def _has(message: str, texts: Sequence[str]) -> bool:

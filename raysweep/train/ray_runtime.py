@@ -174,9 +174,10 @@ class Workers:
 
 
 def _told(error: BaseException) -> WorkerError:
-    failures = getattr(error, "worker_failures", None) or {}
-    cause = next(iter(failures.values()), error)
-    if any(getattr(failure, "preempted", False) for failure in failures.values()):
-        return WorkerError("PreemptionError", str(cause).strip(), str(error))
-    cause = getattr(cause, "cause", None) or cause  # a RayTaskError wraps the worker's own
-    return WorkerError(type(cause).__name__, str(cause).strip(), str(error))
+    failures = list((getattr(error, "worker_failures", None) or {}).values()) or [error]
+    if any(getattr(failure, "preempted", False) for failure in failures):
+        return WorkerError("PreemptionError", str(failures[0]).strip(), str(error))
+    # Ray wraps what a worker raised. The loss of a peer is only an echo of what happened to the peer.
+    causes = [getattr(f, "_base_exc", None) or getattr(f, "cause", None) or f for f in failures]
+    told = [WorkerError(type(cause).__name__, str(cause).strip(), str(error)) for cause in causes]
+    return next((t for t in told if classify(t.type, t.message, draining=False) != "lost_worker"), told[0])

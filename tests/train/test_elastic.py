@@ -210,6 +210,15 @@ def test_lost_workers_are_replaced_by_what_is_left(world: World, tmp_path: Path)
     assert world.freed == [[tmp_path.name]] * 2, "at its start, and after the failure"
 
 
+def test_a_start_whose_room_went_is_no_failure(world: World, tmp_path: Path) -> None:
+    gone = WorkerError("ControllerError", "Training failed: The worker group startup timed out after 15.0 seconds waiting", "")
+    PlayedWorkers.scripts = [{1: gone}, {1: gone}]
+    _, events, said = run(tmp_path, Allocation(1, 1, 0, 2), max_failures=0)
+    assert world.sizes == [1, 1, 1]
+    assert events == []
+    assert said == ["the room for the workers went while they started: looking again"] * 2
+
+
 def test_an_error_of_the_users_ends_it_with_the_traceback(world: World, tmp_path: Path) -> None:
     PlayedWorkers.scripts = [{1: ValueError("wrong")}]
     with pytest.raises(TrialError, match="ValueError: wrong") as caught:
