@@ -22,7 +22,7 @@ from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
 from raysweep.tune.plan import Plan, PlannedTrial, make_plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
-from raysweep.tune.resume import Past, Work, adopt, describe, newest_directory, read_past, why_other, work
+from raysweep.tune.resume import Past, Work, adopt, check_unchanged, describe, newest_directory, read_past, why_other, work
 
 if TYPE_CHECKING:
     from raysweep.tune.schedulers import RecordingScheduler
@@ -105,6 +105,8 @@ def run_sweep(
             say(f"note: {note}")
         directory = past.directory if past else SweepDirectory.create(storage, sweep.name)
         with directory.locked():
+            if past is not None:
+                check_unchanged(past)
             return _run(_Job(plan, directory, past, todo), cluster, allocation, verbose, say, watcher or Watcher())
 
 

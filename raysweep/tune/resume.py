@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.config import Sweep
+from raysweep.errors import StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
 from raysweep.tune.plan import Plan, PlannedTrial
@@ -50,12 +51,14 @@ class Past:
         sweep: its newest settings.
         data: the facts about its images.
         trials: by key.
+        size: of the journal when it was read, bytes.
         told: each row and each end in the journal's order, as (trial's key, row, or None for its end).
     """
 
     directory: SweepDirectory
     sweep: Sweep
     data: dict[str, Any]
+    size: int
     trials: dict[str, PastTrial] = field(default_factory=dict)
     told: list[tuple[str, dict[str, Any] | None]] = field(default_factory=list)
 
@@ -68,6 +71,7 @@ def read_past(directory: SweepDirectory) -> Past | None:
     """
     if not directory.journal.exists():
         return None
+    size = directory.journal.stat().st_size
     start: dict[str, Any] = {}
     by_number: dict[int, PastTrial] = {}
     told: list[tuple[str, dict[str, Any] | None]] = []
@@ -91,7 +95,17 @@ def read_past(directory: SweepDirectory) -> Past | None:
     if not start.get("sweep"):
         return None
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal))
-    return Past(directory, sweep, start.get("data") or {}, {t.key: t for t in by_number.values()}, told)
+    return Past(directory, sweep, start.get("data") or {}, size, {t.key: t for t in by_number.values()}, told)
+
+
+def check_unchanged(past: Past) -> None:
+    """Refuse to go on by what was read, if somebody has written since; called when the directory is locked.
+
+    Raises:
+        StoreError: the journal has grown.
+    """
+    if past.directory.journal.stat().st_size != past.size:
+        raise StoreError(f"another process has gone on with {past.directory.path} in the meantime; start the command again")
 
 
 def newest_directory(storage: Path, name: str) -> SweepDirectory | None:

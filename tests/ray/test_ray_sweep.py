@@ -136,3 +136,12 @@ def test_a_spent_budget_ends_what_is_open(tmp_path: Path) -> None:
     assert list(result.trials["status"]) == ["budget"] * 4
     assert (result.trials["reason"].str.contains("budget.wall_time_s was spent")).all()
     assert result.best is not None, "what was trained until then counts"
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_an_elastic_trial_takes_its_share_of_the_cluster(tmp_path: Path) -> None:
+    experiment = {**TINY, "scale": {"workers": [1, 8]}}
+    one = sweep(name="one", experiment=experiment, space={"optim.lr": {"grid": [1e-2]}})
+    assert list(raysweep.sweep(one, storage=tmp_path).trials["world_size"]) == [2], "alone it has both CPUs"
+    two = sweep(name="two", experiment=experiment, space={"optim.lr": {"grid": [1e-2, 1e-3]}})
+    assert list(raysweep.sweep(two, storage=tmp_path).trials["world_size"]) == [1, 1], "two at once have one each"

@@ -20,7 +20,7 @@ from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import Past, adopt, describe, newest_directory, read_past, why_other, work
+from raysweep.tune.resume import Past, adopt, check_unchanged, describe, newest_directory, read_past, why_other, work
 from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import OptunaSearcher
 
@@ -306,3 +306,11 @@ def test_two_processes_in_one_directory_are_refused(tmp_path: Path) -> None:
             second.__enter__()
     with directory.locked():
         pass
+
+
+def test_a_journal_that_somebody_else_has_gone_on_with_is_read_again_first(past: Past) -> None:
+    check_unchanged(past)
+    with closing(JournalWriter(past.directory.journal)) as journal:
+        journal.event("run", trial=3)
+    with pytest.raises(StoreError, match="another process has gone on"):
+        check_unchanged(past)
