@@ -23,14 +23,23 @@ def command(
     storage: Annotated[Path | None, typer.Option(help="The directory that sweeps are kept in.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew in a new directory; nothing is deleted.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again, from checkpoints.")] = False,
+    plan: Annotated[bool, typer.Option("--plan", help="Show what would run, and train nothing.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
 ) -> int:
     """Run a sweep, or go on with it, and write its report."""
     sweep = Sweep.from_file(file, sets)
     from raysweep.tune.engine import run_sweep
+    from raysweep.tune.preview import preview_sweep
     from raysweep.tune.progress import Progress
 
     out = console()
+    if plan:
+        text, table = preview_sweep(
+            sweep, storage=storage, fresh=fresh, retry_failed=retry_failed, say=lambda text: out.print(text, highlight=False)
+        )
+        out.print(table)
+        out.print(text, highlight=False)
+        return 0
     finished = run_sweep(
         sweep,
         storage=storage,

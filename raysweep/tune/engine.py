@@ -20,9 +20,9 @@ from raysweep.store.directory import SweepDirectory, check_storage
 from raysweep.store.journal import JournalWriter
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
-from raysweep.tune.plan import Plan, PlannedTrial, make_plan
+from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.recorder import SweepRecorder, TrialState
-from raysweep.tune.resume import Past, Work, adopt, check_unchanged, describe, newest_directory, read_past, why_other, work
+from raysweep.tune.resume import Past, Work, check_unchanged, describe, found
 
 if TYPE_CHECKING:
     from raysweep.tune.schedulers import RecordingScheduler
@@ -85,11 +85,7 @@ def run_sweep(
     """
     storage = (storage or Path(sweep.storage)).expanduser()
     check_storage(storage)
-    plan = make_plan(sweep)
-    past = None if fresh else _past(storage, plan, say)
-    if past is not None:
-        adopt(plan, past)
-    todo = work(plan, past, retry_failed)
+    plan, past, todo = found(sweep, storage, fresh, retry_failed, say)
     if past is not None:
         say(describe(plan, past, todo, retry_failed))
         if not todo.to_run and len(plan.trials) >= plan.num_planned:
@@ -108,18 +104,6 @@ def run_sweep(
             if past is not None:
                 check_unchanged(past)
             return _run(_Job(plan, directory, past, todo), cluster, allocation, verbose, say, watcher or Watcher())
-
-
-def _past(storage: Path, plan: Plan, say: Say) -> Past | None:
-    """The sweep to go on with, or None where there is none of these images and settings."""
-    directory = newest_directory(storage, plan.sweep.name)
-    past = read_past(directory) if directory else None
-    if past is None:
-        return None
-    why = why_other(past, plan)
-    if why:
-        say(f"{past.directory.path.name}/ is another sweep: {why}; starting a new one beside it")
-    return None if why else past
 
 
 @dataclass(frozen=True)

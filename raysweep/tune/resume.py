@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
-from raysweep.tune.plan import Plan, PlannedTrial
+from raysweep.tune.plan import Plan, PlannedTrial, make_plan
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
 """Ends that stand; an interrupted trial, or one whose sweep was killed or out of budget, goes on."""
@@ -196,3 +196,38 @@ def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
     text = f"found {past.directory.path.name}/: {listed}; " + (", ".join(parts) or "nothing is left to train")
     failed = counts.get("failed", 0)
     return text + (" (the failed ones again with --retry-failed)" if failed and not retry_failed else "")
+
+
+def found(
+    sweep: Sweep, storage: Path, fresh: bool, retry_failed: bool, say: Callable[[str], None]
+) -> tuple[Plan, Past | None, Work]:
+    """A sweep's plan, what its directory knows of it (None: start a new one), and what is left to do.
+
+    Args:
+        sweep: its settings.
+        storage: the directory that sweeps are kept in.
+        fresh: whatever is there, start a new one.
+        retry_failed: failed trials run again.
+        say: takes lines for people.
+
+    Raises:
+        ConfigError, DataError: the sweep cannot work.
+        StoreError: the journal that is there is damaged.
+    """
+    plan = make_plan(sweep)
+    past = None if fresh else _past(storage, plan, say)
+    if past is not None:
+        adopt(plan, past)
+    return plan, past, work(plan, past, retry_failed)
+
+
+def _past(storage: Path, plan: Plan, say: Callable[[str], None]) -> Past | None:
+    """The sweep to go on with, or None where there is none of these images and settings."""
+    directory = newest_directory(storage, plan.sweep.name)
+    past = read_past(directory) if directory else None
+    if past is None:
+        return None
+    why = why_other(past, plan)
+    if why:
+        say(f"{past.directory.path.name}/ is another sweep: {why}; starting a new one beside it")
+    return None if why else past
