@@ -98,11 +98,11 @@ class _Run:
         except ClusterError:
             return 0
 
-    def _size(self, before: int, timeout_s: float) -> int:
+    def _size(self, wanted: int, timeout_s: float) -> int:
         """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
         low = self._allocation.workers
         high = min(self._allocation.max_workers, max(low, self._fitting(capacity.all_machines(), {})))
-        wanted = min(before or high, high)
+        wanted = min(wanted or high, high)
         began = time.monotonic()
         told = False
         while True:
@@ -146,7 +146,8 @@ class _Run:
             self.say("the room for the workers went while they started: looking again")
 
     def _attempt(self, start: Start) -> Ended:
-        number = self._size(start.workers_before, start.experiment.scale.start_timeout_s)
+        wanted = self._standby.number if self._standby else start.workers_before
+        number = self._size(wanted, start.experiment.scale.start_timeout_s)
         if start.attempt > 1:
             self.say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
         group, self._standby = self._standby, None

@@ -27,7 +27,7 @@ class World:
         self.now = 1000.0
         self.machines = {"a": 1}
         self.held: dict[str, int] = {}
-        self.start_s = 0.0
+        self.start_s = self.lag_s = 0.0
         self.freed: list[list[str]] = []
         self.draining: dict[str, int] = {}
         self.later: list[tuple[float, Callable[[], None]]] = []
@@ -86,7 +86,8 @@ class PlayedWorkers:
         if self.has_ended:
             assert self.mail._pulse is not None
             self.mail._pulse.close()  # a real worker's process ends
-            self.world.held.clear()
+            self.world.at(self.world.lag_s, self.world.held.clear)
+            self.world.sleep(0)
             return True
         self.step += 1
         happens = self.script.get(self.step)
@@ -167,6 +168,7 @@ def test_it_gives_up_with_both_numbers(world: World, tmp_path: Path) -> None:
 
 def test_it_grows_when_there_is_room_in_two_looks_and_redoes_nothing(world: World, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(elastic, "_PAUSE_S", 0.1)
+    world.lag_s = 1.0  # before Ray counts the CPUs of workers that have ended as free
     world.at(2.0, lambda: world.machines.update(b=1))
     _, events, said = run(tmp_path, Allocation(1, 1, 0, 4))
     assert world.sizes == [1, 2]
