@@ -37,7 +37,7 @@ _LOST_TYPES = {
 }  # fmt: skip
 _PEER_TEXTS = ("Connection closed by peer", "Connection reset", "Broken pipe", "NCCL", "gloo")
 _ROOM_TEXTS = ("worker group startup timed out",)
-_LOST_TEXTS = ("worker group failed to start", "worker group startup timed out", "died unexpectedly")
+_GROUP_TEXTS = ("Default process group has not been initialized", "Invalid process group specified")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,9 @@ def _has(message: str, texts: Sequence[str]) -> bool:
 def _is_lost(exception_type_name: str, message: str) -> bool:
     if exception_type_name in _LOST_TYPES:
         return True
-    # gloo tells of a lost peer in a RuntimeError.
-    return exception_type_name == "RuntimeError" and _has(message, _PEER_TEXTS)
+    # gloo tells of a lost peer in a RuntimeError; when Ray ends a group, the group is taken from under its other workers.
+    texts = {"RuntimeError": (*_PEER_TEXTS, *_GROUP_TEXTS), "ValueError": _GROUP_TEXTS}.get(exception_type_name, ())
+    return _has(message, texts)
 
 
 def decide(history: Sequence[Failure], limits: Limits) -> Decision:

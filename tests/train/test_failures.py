@@ -255,3 +255,10 @@ def test_every_decision_says_why_and_never_raises_the_micro_batch(events: list[A
     decision = decide(history, Limits(2, None, share))
     assert decision.reason
     assert decision.micro_batch is None or 1 <= decision.micro_batch < share
+
+
+def test_a_group_taken_from_under_a_worker_is_the_loss_of_another() -> None:
+    with pytest.raises(ValueError) as caught:
+        torch.distributed.broadcast_object_list([None], src=0)
+    assert kind_of(caught.value) == "lost_worker", str(caught.value)
+    assert kind_of(ValueError("a mistake in the loss")) == "error"
