@@ -91,17 +91,17 @@ class _Run:
     def _fitting(self, machines: Mapping[str, Machine], held: Mapping[str, int]) -> int:
         return fitting(machines, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
 
-    def fits(self, held: Mapping[str, int]) -> int:
+    def fits(self, held: Mapping[str, int], of: Callable[[], Mapping[str, Machine]] | None = None) -> int:
         """How many workers fit now, with those that this run has on each machine; 0 while the cluster does not answer."""
         try:
-            return self._fitting(capacity.free_machines(), held)
+            return self._fitting((of or capacity.free_machines)(), held)
         except ClusterError:
             return 0
 
     def _size(self, wanted: int, timeout_s: float) -> int:
         """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
         low = self._allocation.workers
-        high = min(self._allocation.max_workers, max(low, self._fitting(capacity.all_machines(), {})))
+        high = min(self._allocation.max_workers, max(low, self.fits({}, capacity.all_machines)))
         wanted = min(wanted or high, high)
         began = time.monotonic()
         told = False
@@ -212,7 +212,8 @@ class _Follow:
             is_last = False
             try:
                 is_last = self._workers.wait(_LOOK_S)
-                self._look()
+                if raised is None:
+                    self._look()
                 for row in [] if refused else self._mailbox.new_rows():
                     refused = True
                     self._start.on_row(row)

@@ -161,6 +161,23 @@ def test_it_waits_for_its_smallest_number_and_says_so(world: World, tmp_path: Pa
     assert said[0] == "waiting for room: 2 needed, 0 fit now"
 
 
+def test_a_cluster_that_does_not_answer_for_a_while_ends_no_run(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silent(answer: Callable[[], Any]) -> Callable[[], Any]:
+        def asked() -> Any:
+            if world.now < 1005:
+                raise ClusterError("the Ray cluster does not answer")
+            return answer()
+
+        return asked
+
+    for name in ("free_machines", "all_machines", "draining_nodes"):
+        monkeypatch.setattr(elastic.capacity, name, silent(getattr(elastic.capacity, name)))
+    outcome, _, _ = run(tmp_path, Allocation(1, 1, 0, 1))
+    assert outcome.status == "completed"
+
+
 def test_it_gives_up_with_both_numbers(world: World, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"start_timeout_s 20: 2 to 4 workers x \(1 CPU\) were asked for, 1 fit now"):
         run(tmp_path, Allocation(2, 1, 0, 4), start_timeout_s=20)
