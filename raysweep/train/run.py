@@ -87,7 +87,7 @@ def run(
         say(f"note: {note}")
     if local:
         allocation = _allocate_local(prepared)
-        return _recorded(prepared, allocation, SweepDirectory.create(storage, name), say, on_row, _train_here)
+        return _recorded(prepared, allocation, SweepDirectory.create(storage, name), say, on_row, local)
     # On this machine what there is can be known, and refused, before Ray is started.
     if running_cluster() is None:
         _allocate(prepared, available_here())
@@ -96,7 +96,7 @@ def run(
         say(cluster.describe())
         directory = SweepDirectory.create(storage, name)
         check_shared(directory, cluster)
-        return _recorded(prepared, allocation, directory, say, on_row, _train_on_ray)
+        return _recorded(prepared, allocation, directory, say, on_row, local)
 
 
 def _allocate(prepared: Prepared, available: Available) -> Allocation:
@@ -112,33 +112,22 @@ def _allocate_local(prepared: Prepared) -> Allocation:
     return replace(_allocate(prepared, available_here()), max_workers=1)
 
 
-_Train = Callable[[Prepared, Path, Allocation, Callable[[Row], None], Callable[[Event], None], Say], Outcome]
-
-
-def _train_on_ray(
+def _train(
     prepared: Prepared,
     directory: Path,
     allocation: Allocation,
     on_row: Callable[[Row], None],
     on_event: Callable[[Event], None],
     say: Say,
+    local: bool,
 ) -> Outcome:
+    if local:
+        device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
+        threads = allocation.cpus_per_worker
+        return fit_here(prepared.experiment, prepared.dataset, directory, device, threads, on_row, on_event, say)
     from raysweep.train.elastic import fit
 
     return fit(prepared.experiment, directory, allocation, on_row, on_event, say)
-
-
-def _train_here(
-    prepared: Prepared,
-    directory: Path,
-    allocation: Allocation,
-    on_row: Callable[[Row], None],
-    on_event: Callable[[Event], None],
-    say: Say,
-) -> Outcome:
-    device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
-    threads = allocation.cpus_per_worker
-    return fit_here(prepared.experiment, prepared.dataset, directory, device, threads, on_row, on_event, say)
 
 
 def _recorded(
@@ -147,7 +136,7 @@ def _recorded(
     directory: SweepDirectory,
     say: Say,
     on_row: Callable[[Row], None],
-    how: _Train,
+    local: bool,
 ) -> tuple[SweepDirectory, Outcome]:
     directory.write_manifest(manifest())
     trial = directory.trial(prepared.key)
@@ -175,7 +164,7 @@ def _recorded(
             journal.event(fields.pop("event"), trial=0, **fields)
 
         try:
-            outcome = how(prepared, trial, allocation, record, happened, say)
+            outcome = _train(prepared, trial, allocation, record, happened, say, local)
         except KeyboardInterrupt:
             outcome = Outcome("interrupted", {"text": "Ctrl-C"})
         except RaysweepError as error:
