@@ -1,21 +1,22 @@
 """The whole configuration: Experiment (one run) and Sweep (many); YAML in, JSON schema out.
 
-The experiment's own settings are written down in settings.py and offered here.
+The settings are written down in settings.py and sweep_settings.py, and offered here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from raysweep.errors import ConfigError
 from raysweep.experiment import OPERATIONAL, Experiment, validated
-from raysweep.settings import DataConfig, ModelConfig, OptimConfig, PositiveFloat, PositiveInt, ScaleConfig, Section, TrainConfig
+from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
 from raysweep.space import Domain, DomainField
+from raysweep.sweep_settings import Budget, Objective, SchedulerConfig, SearchConfig
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 
 __all__ = [
@@ -29,63 +30,6 @@ RESULT_COLUMNS = (
     "data_wait", "peak_memory_bytes", "parameters", "world_size", "attempts", "reason", "error", "checkpoint",
 )  # fmt: skip
 """The columns of a results table beside the swept settings; a setting of such a name keeps its whole dotted key."""
-
-
-class SearchConfig(Section):
-    """How the space is walked."""
-
-    algorithm: Literal["grid", "random", "sobol", "tpe", "gp", "cmaes"] = "grid"
-    """grid: every combination. random: distinct draws. sobol: draws that fill the space evenly. Optuna's, which learn: tpe
-    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only)."""
-    num_samples: PositiveInt | None = None
-    """The number of trials, 16 when null; not for grid. `grid` domains count as `choice` for the others."""
-    start_with: list[dict[str, Any]] = []
-    """Points to try first, each with a value for every setting of the space."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """The same seed gives the same list of trials (those that learn: with one trial at a time)."""
-    max_concurrent: PositiveInt | None = None
-    """Run at most so many trials at once; null: as many as the resources carry."""
-
-
-class SchedulerConfig(Section):
-    """Which trials are stopped early; decided on the epoch."""
-
-    name: Literal["none", "asha", "median"] = "none"
-    grace_period: PositiveInt = 1
-    """Epochs that every trial gets before it can be stopped."""
-    reduction_factor: Annotated[float, Field(gt=1)] = 3
-    """asha: one in so many goes on past each rung."""
-    min_samples: PositiveInt = 3
-    """median: trials that must have reached an epoch before one is stopped there."""
-
-
-class Objective(Section):
-    """What "best" means: the best finite value over a trial's epochs."""
-
-    metric: Literal["val_loss", "train_loss", "psnr"] = "val_loss"
-    mode: Literal["min", "max"] = "min"
-    """psnr: max; the losses: min."""
-
-    @classmethod
-    def dependent_defaults(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        return {"mode": "max" if given.get("metric") == "psnr" else "min"}
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if (self.metric == "psnr") != (self.mode == "max"):
-            raise ValueError(f"objective.mode {self.mode} would look for the worst {self.metric}")
-        return self
-
-
-class Budget(Section):
-    """What the whole sweep may use."""
-
-    wall_time_s: PositiveFloat | None = None
-    """Stop after so many seconds; what has not ended by then ends as `budget`, and goes on with the next start."""
-    device_hours: PositiveFloat | None = None
-    """Stop when the trials' epochs have taken so many hours, times their workers, over all starts of the sweep."""
-    target: float | None = None
-    """Stop when the objective has reached this value."""
 
 
 class Sweep(Section):

@@ -1,19 +1,18 @@
-"""Schedulers: Ray Tune's own decide, on the epoch; around them every row, decision and reason is recorded.
+"""The scheduler that Ray Tune is given: a rule decides, on the epoch; around it every row, decision and reason is recorded.
 
-A trial without a finite objective counts as the worst: Ray's schedulers take NaN for "go on".
+A trial without a finite objective counts as the worst: Ray's own rules take NaN for "go on".
 """
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.schedulers import TrialScheduler
 
 from raysweep.config import Sweep
+from raysweep.tune.rules import build, why_stopped
 from raysweep.tune.search import NotSaved, worst
 
 
@@ -35,37 +34,6 @@ class Recorder(Protocol):
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
         """A trial has ended by itself."""
         ...
-
-
-def build(sweep: Sweep) -> TrialScheduler:
-    """Ray Tune's scheduler for a sweep, which counts in epochs."""
-    scheduler, objective = sweep.scheduler, sweep.objective
-    common = {"time_attr": "epoch", "metric": objective.metric, "mode": objective.mode, "grace_period": scheduler.grace_period}
-    if scheduler.name == "asha":
-        epochs = max(sweep.experiment.train.epochs, scheduler.grace_period)
-        return AsyncHyperBandScheduler(**common, max_t=epochs, reduction_factor=scheduler.reduction_factor)
-    if scheduler.name == "median":
-        # Its own default pauses trials until it has samples enough, and a paused trial starts again.
-        return MedianStoppingRule(**common, min_samples_required=scheduler.min_samples, min_time_slice=math.inf)
-    return FIFOScheduler()
-
-
-def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float) -> dict[str, Any]:
-    """The rung and the cutoff that a scheduler is about to compare a trial's result with; asked before it decides."""
-    if isinstance(scheduler, AsyncHyperBandScheduler):
-        bracket = scheduler._trial_info[trial.trial_id]
-        for milestone, recorded in bracket._rungs:
-            if epoch >= milestone and trial.trial_id not in recorded:
-                cutoff = bracket.cutoff(recorded)
-                return {"rung": int(milestone), "cutoff": None if cutoff is None else float(cutoff * scheduler._metric_op)}
-        return {}
-    if isinstance(scheduler, MedianStoppingRule):
-        others = [other for other in scheduler._trials_beyond_time(epoch) if other is not trial]
-        means = [mean for mean in (scheduler._running_mean(other, epoch) for other in others) if math.isfinite(mean)]
-        # The rule compares the trial's best result, not its latest, with the median of the others' means.
-        best = scheduler._compare_op([value, *(r[scheduler._metric] for r in scheduler._results.get(trial, []))])
-        return {"value": float(best), "cutoff": statistics.median(means) if means else None}
-    return {}
 
 
 class Known:

@@ -18,11 +18,11 @@ from raysweep.errors import StoreError
 from raysweep.store import results
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
+from raysweep.tune.optuna_search import OptunaSearcher
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import Past, adopt, check_unchanged, describe, newest_directory, read_past, why_other, work
 from raysweep.tune.schedulers import RecordingScheduler
-from raysweep.tune.search import OptunaSearcher
 
 BASE: dict[str, Any] = {
     "name": "s",
