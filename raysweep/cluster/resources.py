@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raysweep.errors import ClusterError
 from raysweep.settings import ScaleConfig
@@ -77,11 +77,15 @@ class Allocation:
         if not self.max_workers:
             object.__setattr__(self, "max_workers", self.workers)
 
+    @property
+    def is_elastic(self) -> bool:
+        return self.max_workers > self.workers
+
     def describe(self) -> str:
         """`2 workers x (1 GPU, 4 CPUs)`, for people."""
         gpus = f"{_count(self.gpus_per_worker, 'GPU')}, " if self.gpus_per_worker else ""
         workers = _count(self.max_workers, "worker")
-        workers = workers if self.max_workers == self.workers else f"{self.workers} to {workers}"
+        workers = f"{self.workers} to {workers}" if self.is_elastic else workers
         return f"{workers} x ({gpus}{_count(self.cpus_per_worker, 'CPU')})"
 
     @property
@@ -154,11 +158,14 @@ def concurrency(allocation: Allocation, available: Available, limit: int | None)
     return max(1, number), why
 
 
-def workers_per_trial(allocation: Allocation, available: Available, trials_at_once: int) -> Allocation:
-    """The allocation of one trial with its largest number of workers cut to its fair share of the cluster."""
-    cpus, gpus = available.most
-    carried = min([cpus // allocation.cpus_per_worker, *([gpus // allocation.gpus_per_worker] if allocation.gpus else [])])
-    share = max(allocation.workers, carried // max(1, trials_at_once))
-    return Allocation(
-        allocation.workers, allocation.cpus_per_worker, allocation.gpus_per_worker, min(allocation.max_workers, share)
-    )
+def carried(allocation: Allocation, available: Available) -> int:
+    """How many of such workers the machines carry; with an autoscaler those that it may bring."""
+    if available.can_grow_to is None:
+        return available.fitting(allocation.cpus_per_worker, allocation.gpus_per_worker)
+    cpus, gpus = available.can_grow_to
+    return Machine(cpus, gpus).room(allocation.cpus_per_worker, allocation.gpus_per_worker)
+
+
+def largest(allocation: Allocation, available: Available) -> Allocation:
+    """The allocation with its largest number of workers cut to what the machines carry."""
+    return replace(allocation, max_workers=max(allocation.workers, min(allocation.max_workers, carried(allocation, available))))

@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from raysweep.cluster import capacity
-from raysweep.cluster.resources import Allocation, Machine
+from raysweep.cluster.resources import Allocation
 from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify, is_lack_of_room
 from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
 from raysweep.train.progress import Outcome
+from raysweep.train.room import LOOK_S, Room
 from raysweep.train.runtime import Row
-from raysweep.train.sizing import Resizer, fitting
+from raysweep.train.sizing import Resizer
 
 if TYPE_CHECKING:
     from raysweep.train.ray_runtime import Workers
 
 Say = Callable[[str], None]
 
-_LOOK_S = 0.1  # how often rows and the workers' end are looked for
-_SETTLE_S = 3.0  # after an attempt Ray takes a moment to count its workers' CPUs as free, or its machine as gone
 _DRAIN_LOOK_S = 1.0
 _DRAIN_SAVE_S = 5.0  # how often a run saves whose machine is about to go
 _GIVE_UP_S = 20.0  # how long a trainer at the gate may take to end
@@ -44,6 +43,7 @@ def fit(
     on_row: Callable[[Row], None],
     on_event: Callable[[Event], None] = lambda _event: None,
     say: Say = lambda _text: None,
+    share: Callable[[], int] | None = None,
 ) -> Outcome:
     """Train an experiment on Ray's workers; blocks until they have ended for good.
 
@@ -54,12 +54,14 @@ def fit(
         on_row: called in this thread with each row; what it raises ends the run cleanly and is raised again.
         on_event: called with what happens to the workers.
         say: takes lines for people.
+        share: the most workers it may have at this moment, for a trial of a sweep, which also asks an autoscaler for them;
+            None: all of the allocation.
 
     Raises:
         TrialError: a worker failed, with its traceback, or workers were lost too often.
         ClusterError: there was no room for the workers within scale.start_timeout_s.
     """
-    run = _Run(directory, allocation, say)
+    run = _Run(directory, allocation, say, share)
     try:
         return supervise(run.attempt, experiment, on_row, on_event, say)
     finally:
@@ -69,56 +71,25 @@ def fit(
 class _Run:
     """The attempts of one run."""
 
-    def __init__(self, directory: Path, allocation: Allocation, say: Say) -> None:
+    def __init__(self, directory: Path, allocation: Allocation, say: Say, share: Callable[[], int] | None) -> None:
         self._directory, self._allocation, self.say = directory, allocation, say
+        self.room = Room(allocation, share, say)
         self._pause_s = _PAUSE_S
         self._first_step = 0  # of the newest attempt that has started training
-        self._can_grow = capacity.can_grow_to() is not None
+        self._asks = share is None and capacity.can_grow_to() is not None
         self._newest: _Group | None = None
         self._standby: _Group | None = None
         capacity.free_leftovers([directory.name])  # of this trial's actor before, if it was killed
-        if self._can_grow:
+        if self._asks:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
 
     def close(self) -> None:
         self.drop_standby()
-        if self._can_grow:
+        if self._asks:
             capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
         if self._newest is not None:
             self._newest.mailbox.close()
             self._newest.workers.clean_up()
-
-    def _fitting(self, machines: Mapping[str, Machine], held: Mapping[str, int]) -> int:
-        return fitting(machines, cpus=self._allocation.cpus_per_worker, gpus=self._allocation.gpus_per_worker, held=held)
-
-    def fits(self, held: Mapping[str, int], of: Callable[[], Mapping[str, Machine]] | None = None) -> int:
-        """How many workers fit now, with those that this run has on each machine; 0 while the cluster does not answer."""
-        try:
-            return self._fitting((of or capacity.free_machines)(), held)
-        except ClusterError:
-            return 0
-
-    def _size(self, wanted: int, timeout_s: float) -> int:
-        """How many workers to start with: all that fit, after a moment for those of the attempt before to be free again."""
-        low = self._allocation.workers
-        high = min(self._allocation.max_workers, max(low, self.fits({}, capacity.all_machines)))
-        wanted = min(wanted or high, high)
-        began = time.monotonic()
-        told = False
-        while True:
-            fits = min(self._allocation.max_workers, self.fits({}))
-            waited = time.monotonic() - began
-            if fits >= wanted or (fits >= low and waited >= _SETTLE_S):
-                return fits
-            if waited >= timeout_s:
-                raise ClusterError(
-                    f"no room for the workers within scale.start_timeout_s {timeout_s:g}: {self._allocation.describe()} were "
-                    f"asked for, {fits} fit now; free some room, lower scale.workers, or raise scale.start_timeout_s"
-                )
-            if not told and waited >= _SETTLE_S:
-                told = True
-                self.say(f"waiting for room: {low} needed, {fits} fit now")
-            time.sleep(_LOOK_S)
 
     def prepare(self, experiment: Experiment, attempt: int, number: int) -> _Group:
         """The workers of an attempt up to the gate: their trainer is started, they themselves are not."""
@@ -147,7 +118,7 @@ class _Run:
 
     def _attempt(self, start: Start) -> Ended:
         wanted = self._standby.number if self._standby else start.workers_before
-        number = self._size(wanted, start.experiment.scale.start_timeout_s)
+        number = self.room.size(wanted, start.experiment.scale.start_timeout_s)
         if start.attempt > 1:
             self.say(f"going on with {number} {'worker' if number == 1 else 'workers'} (attempt {start.attempt})")
         group, self._standby = self._standby, None
@@ -172,7 +143,7 @@ class _Run:
             self._standby = None
 
     def resizer(self, number: int, start_s: float) -> Resizer:
-        return Resizer(number, self._allocation.workers, self._allocation.max_workers, start_s or self._pause_s)
+        return Resizer(number, self._allocation.workers, self.room.most(), start_s or self._pause_s)
 
 
 @dataclass
@@ -211,7 +182,7 @@ class _Follow:
         while True:
             is_last = False
             try:
-                is_last = self._workers.wait(_LOOK_S)
+                is_last = self._workers.wait(LOOK_S)
                 if raised is None:
                     self._look()
                 for row in [] if refused else self._mailbox.new_rows():
@@ -266,17 +237,18 @@ class _Follow:
             self._mailbox.request_save()
 
     def _look_for_room(self, pulse: Pulse, resizer: Resizer) -> None:
-        if resizer.current >= resizer.high:
-            return
-        new = resizer.check(self._run.fits(self._nodes()), pulse.total_steps - pulse.step, pulse.seconds_per_step)
+        resizer.high = self._run.room.most()
+        fits = self._run.room.fits(self._nodes()) if resizer.current < resizer.high else resizer.current
+        new = resizer.check(fits, pulse.total_steps - pulse.step, pulse.seconds_per_step)
         if new is not None:
             # These train on while the next trainer starts.
             self._next_group = self._run.stand_by(self._start, new)
 
     def _go_over_to(self, group: _Group) -> None:
         """End this attempt as soon as the trainer of the next one stands at the gate, if there is still room for it."""
-        if group.mailbox.is_ready() and self._run.fits(self._nodes()) >= group.number:
-            self._why = f"room for {group.number} workers"
+        if group.mailbox.is_ready() and min(self._run.room.most(), self._run.room.fits(self._nodes())) >= group.number:
+            grows = group.number > self._number
+            self._why = f"room for {group.number} workers" if grows else f"its share of the workers is down to {group.number}"
             self._run.say(f"{self._why}: saving, and starting again with them")
             self._mailbox.request_end("resized")
         elif group.mailbox.is_ready() or group.workers.wait(0):

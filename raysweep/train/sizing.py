@@ -37,11 +37,12 @@ def target(current: int, fits: int, low: int, high: int) -> int:
 class Resizer:
     """Asks for more workers while an attempt runs, when they are there to stay and worth the pause.
 
-    It never asks for fewer: a machine that goes comes as a failure or as a preemption.
+    It asks for fewer only where others of a sweep need the room: a machine that goes comes as a failure or as a preemption.
 
     Attributes:
         current: workers of the attempt.
-        low, high: scale.workers.
+        low: of scale.workers.
+        high: of scale.workers, or a trial's share, which may change and fall below `current`.
         pause_s: what a new start costs, as measured at this run's last one, seconds.
     """
 
@@ -56,13 +57,16 @@ class Resizer:
 
         The same larger size has to fit in two checks in a row, for the machines of one request to an autoscaler join one
         after the other. The time saved is taken as steps_left * seconds_per_step * (1 - current / new): workers that scale
-        perfectly.
+        perfectly. Down to `high` it goes at once, unless the run would end sooner than it could start again.
 
         Args:
             fits: from fitting().
             steps_left: of the whole run.
             seconds_per_step: at the current size; None: not known yet, wait.
         """
+        if self.high < self.current:
+            ends_sooner = seconds_per_step is not None and steps_left * seconds_per_step <= self.pause_s
+            return None if ends_sooner else max(self.low, self.high)
         new = target(self.current, fits, self.low, self.high)
         was, self._seen = self._seen, new
         if new <= self.current or new != was or seconds_per_step is None:

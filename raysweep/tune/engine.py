@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raysweep.cluster.capacity import free_leftovers
 from raysweep.cluster.join import Cluster, available_here, connected, environment, running_cluster
-from raysweep.cluster.resources import Allocation, allocate, concurrency, workers_per_trial
+from raysweep.cluster.resources import Allocation, allocate, concurrency, largest
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
 from raysweep.errors import CheckpointError
@@ -125,7 +125,7 @@ def _check(plan: Plan, allocation: Allocation) -> None:
 def _run(job: _Job, cluster: Cluster, allocation: Allocation, verbose: bool, say: Say, watcher: Watcher) -> Finished:
     plan, directory, sweep = job.plan, job.directory, job.plan.sweep
     at_once, why = concurrency(allocation, cluster.available, sweep.search.max_concurrent)
-    allocation = workers_per_trial(allocation, cluster.available, min(at_once, plan.num_planned))
+    allocation = largest(allocation, cluster.available)
     check_shared(directory, cluster)
     directory.write_manifest(manifest())
     epochs = sweep.experiment.train.epochs
@@ -186,6 +186,7 @@ def _tune(
     from raysweep.tune.callback import JournalCallback, SweepEnd
     from raysweep.tune.schedulers import RecordingScheduler
     from raysweep.tune.search import LEARNING, searcher
+    from raysweep.tune.shares import ShareCallback
     from raysweep.tune.trial import run_trial
 
     plan, directory, sweep = job.plan, job.directory, job.plan.sweep
@@ -207,6 +208,8 @@ def _tune(
         # The workers hold the CPUs. A trial that holds none is refused, and one that holds any can keep its own workers
         # from starting, so it holds a little memory.
         resources = {"CPU": 0, "memory": 1024}
+    look_s = sweep.experiment.scale.resize_check_s
+    sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
     end = SweepEnd(sweep.budget, recorder)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
@@ -221,7 +224,7 @@ def _tune(
         run_config=tune.RunConfig(
             name=f"tune-{os.urandom(4).hex()}",
             storage_path=str(scratch),
-            callbacks=[JournalCallback(recorder)],
+            callbacks=[JournalCallback(recorder), *sharing],
             stop=end,
             verbose=3 if verbose else 0,
             # Errors of the user's are caught in the trial: what is left to retry is a lost actor.
@@ -236,6 +239,8 @@ def _tune(
         recorder.why_ended = "interrupted"
         return "interrupted"
     finally:
+        for shares in sharing:
+            shares.close()
         shutil.rmtree(scratch, ignore_errors=True)
         if allocation.max_workers > 1:
             # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.

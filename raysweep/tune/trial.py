@@ -86,8 +86,10 @@ def run_trial(
             outcome = fit_here(experiment, dataset, trial, device, threads, reporter.row, reporter.event)
         else:
             from raysweep.train.elastic import fit
+            from raysweep.tune.shares import Share
 
-            outcome = fit(experiment, trial, allocation, reporter.row, reporter.event)
+            share = Share(Path(directory), config["key"], allocation.workers) if allocation.is_elastic else None
+            outcome = fit(experiment, trial, allocation, reporter.row, reporter.event, share=share)
     except TrialError as error:
         outcome = Outcome("failed", {"text": error.message, "traceback": error.traceback_text})
     except Exception as error:

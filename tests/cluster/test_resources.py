@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from raysweep.cluster.resources import Allocation, Available, Machine, allocate, concurrency, workers_per_trial
+from raysweep.cluster.resources import Allocation, Available, Machine, allocate, carried, concurrency, largest
 from raysweep.errors import ClusterError
 from raysweep.settings import ScaleConfig
 
@@ -88,8 +88,11 @@ def test_an_autoscaler_counts_as_what_it_may_bring() -> None:
     assert concurrency(Allocation(1, 1, 1), growing, None) == (8, "8 GPUs / 1 per trial")
 
 
-@pytest.mark.parametrize(("at_once", "largest"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
-def test_elastic_trials_share_the_cluster_fairly(at_once: int, largest: int) -> None:
-    allocation = workers_per_trial(Allocation(1, 1, 0, 8), Available(8, 0), at_once)
-    assert allocation == Allocation(1, 1, 0, largest)
-    assert workers_per_trial(Allocation(2, 2, 0), Available(8, 0), 4) == Allocation(2, 2, 0), "a fixed number stays"
+def test_of_an_elastic_run_no_more_workers_are_kept_than_the_machines_carry() -> None:
+    elastic = Allocation(1, 3, 0, 8)
+    assert largest(elastic, Available(8, 0)) == Allocation(1, 3, 0, 2)
+    apart = Available(8, 0, machines=(Machine(4, 0), Machine(4, 0), Machine(2, 0)))
+    assert carried(elastic, apart) == 2, "no worker lies on two machines"
+    assert largest(elastic, Available(8, 0, can_grow_to=(64, 0))) == elastic
+    assert not largest(elastic, Available(3, 0)).is_elastic
+    assert largest(Allocation(2, 2, 0), Available(1, 0)) == Allocation(2, 2, 0), "a fixed number stays"

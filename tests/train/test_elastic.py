@@ -123,8 +123,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     played.Workers = PlayedWorkers  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "raysweep.train.ray_runtime", played)
     clock = types.SimpleNamespace(time=lambda: made.now, monotonic=lambda: made.now, sleep=made.sleep)
-    monkeypatch.setattr(elastic, "time", clock)
-    monkeypatch.setattr("raysweep.train.mailbox.time", clock)
+    for module in ("elastic", "room", "mailbox"):
+        monkeypatch.setattr(f"raysweep.train.{module}.time", clock)
     monkeypatch.setattr(elastic.capacity, "free_machines", made.free)
     totals = lambda: {name: Machine(cpus, 0) for name, cpus in made.machines.items() if name not in made.draining}  # noqa: E731
     monkeypatch.setattr(elastic.capacity, "all_machines", totals)
@@ -282,3 +282,68 @@ def test_a_prepared_group_serves_after_a_failure_too_if_its_size_fits(
     world.at(2.0, lambda: world.machines.update(b=1))
     _, events, _ = run(tmp_path, Allocation(1, 1, 0, 2))
     assert [(e["event"], e["from"], e["to"]) for e in events] == [("failure", 1, 2)]
+
+
+class Share:
+    """A trial's share of a sweep's workers, which changes at times."""
+
+    def __init__(self, world: World, first: int, *then: tuple[float, int]) -> None:
+        self.now = first
+        for seconds, share in then:
+            world.at(seconds, lambda share=share: setattr(self, "now", share))
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def shared(directory: Path, allocation: Allocation, share: Share) -> tuple[list[Event], list[str]]:
+    events: list[Event] = []
+    said: list[str] = []
+    experiment = tiny_experiment(scale__resize_check_s=0.5)
+    outcome = elastic.fit(experiment, directory, allocation, lambda _row: None, events.append, said.append, share)
+    assert outcome.status == "completed"
+    return events, said
+
+
+def test_a_trial_takes_its_share_and_more_when_it_rises(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "_PAUSE_S", 0.1)
+    world.machines = {"a": 8}
+    events, _ = shared(tmp_path, Allocation(1, 1, 0, 4), Share(world, 1, (2.0, 3), (5.0, 8)))
+    assert world.sizes == [1, 3, 4], "never more than scale.workers"
+    assert [(e["from"], e["to"], e["redone_steps"], e["why"]) for e in events] == [
+        (1, 3, 0, "room for 3 workers"), (3, 4, 0, "room for 4 workers"),
+    ]  # fmt: skip
+
+
+def test_a_trial_gives_room_back_when_its_share_falls(world: World, tmp_path: Path) -> None:
+    world.machines = {"a": 4}
+    events, said = shared(tmp_path, Allocation(1, 1, 0, 4), Share(world, 4, (2.0, 1)))
+    assert world.sizes == [4, 1]
+    (event,) = events
+    assert (event["event"], event["from"], event["to"], event["redone_steps"]) == ("resize", 4, 1, 0)
+    assert event["why"] == "its share of the workers is down to 1"
+    assert 18 <= event["step"] <= 30, "at the next look, not at the run's end"
+    assert said[-1] == "going on with 1 worker (attempt 2)"
+
+
+def test_a_resize_that_its_share_does_not_allow_any_more_is_dropped(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = Mailbox.is_ready
+    monkeypatch.setattr(Mailbox, "is_ready", lambda mail: world.now > 1005 and ready(mail))  # its trainer takes a while
+    world.machines = {"a": 4}
+    events, _ = shared(tmp_path, Allocation(1, 1, 0, 4), Share(world, 1, (1.0, 2), (3.0, 1)))
+    assert (world.sizes, events) == ([1], [])
+
+
+def test_a_single_run_asks_an_autoscaler_and_a_trial_leaves_that_to_its_sweep(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(elastic.capacity, "can_grow_to", lambda: (8, 0))
+    monkeypatch.setattr(elastic.capacity, "ask_autoscaler", lambda workers, _cpus, _gpus: asked.append(workers))
+    shared(tmp_path, Allocation(1, 1, 0, 4), Share(world, 1))
+    assert asked == []
+    PlayedWorkers.checkpoint = 0
+    run(tmp_path, Allocation(1, 1, 0, 4))
+    assert asked == [4, 0]

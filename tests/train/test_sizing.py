@@ -91,3 +91,21 @@ def test_it_never_asks_beyond_high_nor_for_fewer(fits: list[int], current: int, 
     high = current + more
     answers = asked(Resizer(current, 1, high, pause_s=0.0), fits)
     assert all(answer is None or current < answer <= high for answer in answers)
+
+
+@pytest.mark.parametrize(
+    ("high", "steps_left", "seconds", "answer"),
+    [
+        (2, 1000, 1.0, 2),  # at the first look: somebody waits
+        (0, 1000, 1.0, 1),
+        (2, 1000, None, 2),
+        (2, 10, 1.0, None),  # it ends before it could start again
+        (2, 11, 1.0, 2),
+    ],
+)
+def test_a_share_that_falls_is_gone_down_to_at_once(
+    high: int, steps_left: int, seconds: float | None, answer: int | None
+) -> None:
+    resizer = Resizer(4, 1, 8, pause_s=10.0)
+    resizer.high = high
+    assert resizer.check(4, steps_left, seconds) == answer
