@@ -44,6 +44,7 @@ def fit(
     on_event: Callable[[Event], None] = lambda _event: None,
     say: Say = lambda _text: None,
     share: Callable[[], int] | None = None,
+    started_in: str | None = None,
 ) -> Outcome:
     """Train an experiment on Ray's workers; blocks until they have ended for good.
 
@@ -56,12 +57,13 @@ def fit(
         say: takes lines for people.
         share: the most workers it may have at this moment, for a trial of a sweep, which also asks an autoscaler for them;
             None: all of the allocation.
+        started_in: where the user's own modules lie; None: in the current directory.
 
     Raises:
         TrialError: a worker failed, with its traceback, or workers were lost too often.
         ClusterError: there was no room for the workers within scale.start_timeout_s.
     """
-    run = _Run(directory, allocation, say, share)
+    run = _Run(directory, allocation, say, share, started_in or str(Path.cwd()))
     try:
         return supervise(run.attempt, experiment, on_row, on_event, say)
     finally:
@@ -71,8 +73,10 @@ def fit(
 class _Run:
     """The attempts of one run."""
 
-    def __init__(self, directory: Path, allocation: Allocation, say: Say, share: Callable[[], int] | None) -> None:
-        self._directory, self._allocation, self.say = directory, allocation, say
+    def __init__(
+        self, directory: Path, allocation: Allocation, say: Say, share: Callable[[], int] | None, started_in: str
+    ) -> None:
+        self._directory, self._allocation, self.say, self._started_in = directory, allocation, say, started_in
         self.room = Room(allocation, share, say)
         self._pause_s = _PAUSE_S
         self._first_step = 0  # of the newest attempt that has started training
@@ -98,7 +102,7 @@ class _Run:
         mailbox = Mailbox(self._directory, attempt)
         mailbox.open()
         cpus, gpus = self._allocation.cpus_per_worker, self._allocation.gpus_per_worker
-        workers = Workers(experiment, self._directory, attempt, number, cpus, gpus)
+        workers = Workers(experiment, self._directory, attempt, number, cpus, gpus, self._started_in)
         return _Group(number, experiment, mailbox, workers)
 
     def stand_by(self, start: Start, number: int) -> _Group:

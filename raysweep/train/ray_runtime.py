@@ -116,11 +116,19 @@ class Workers:
         attempt: its number; the attempt's mailbox must be open, and lets the workers in.
         number: of workers.
         cpus_per_worker: CPUs, and torch threads, of each.
-        gpus_per_worker: GPUs of each, 0 or 1.
+        gpus_per_worker: GPUs of each, 0 to 1.
+        started_in: where the user's own modules lie.
     """
 
     def __init__(
-        self, experiment: Experiment, directory: Path, attempt: int, number: int, cpus_per_worker: int, gpus_per_worker: int
+        self,
+        experiment: Experiment,
+        directory: Path,
+        attempt: int,
+        number: int,
+        cpus_per_worker: int,
+        gpus_per_worker: float,
+        started_in: str,
     ) -> None:
         # A name of its own for each attempt: Ray would go on from its own state of an earlier run of the same name.
         self._name = f"{workers_name(directory.name)}{attempt}-{os.urandom(4).hex()}"
@@ -134,7 +142,7 @@ class Workers:
                 "experiment": experiment.model_dump_json(exclude_unset=True),
                 "directory": str(directory),
                 "attempt": attempt,
-                "started_in": str(Path.cwd()),
+                "started_in": started_in,
                 "threads": cpus_per_worker,
             },
             torch_config=ray.train.torch.TorchConfig(timeout_s=experiment.scale.collective_timeout_s),

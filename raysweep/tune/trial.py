@@ -89,7 +89,7 @@ def run_trial(
             from raysweep.tune.shares import Share
 
             share = Share(Path(directory), config["key"], allocation.workers) if allocation.is_elastic else None
-            outcome = fit(experiment, trial, allocation, reporter.row, reporter.event, share=share)
+            outcome = fit(experiment, trial, allocation, reporter.row, reporter.event, share=share, started_in=started_in)
     except TrialError as error:
         outcome = Outcome("failed", {"text": error.message, "traceback": error.traceback_text})
     except Exception as error:

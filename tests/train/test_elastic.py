@@ -55,7 +55,9 @@ class PlayedWorkers:
     world: World
     checkpoint = 0
 
-    def __init__(self, experiment: Any, directory: Path, attempt: int, number: int, cpus: int, gpus: int) -> None:
+    def __init__(
+        self, experiment: Any, directory: Path, attempt: int, number: int, cpus: int, gpus: float, started_in: str
+    ) -> None:
         self.mail, self.cpus = Mailbox(directory, attempt), cpus
         self.gate = directory / "mail" / str(attempt)
         self.number, self.step, self.has_begun, self.has_ended = number, 0, False, False
