@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, model_validator
 from typing_extensions import Self
 
 
@@ -226,6 +226,15 @@ def _workers(value: Any) -> Any:
 Workers = Annotated[int | tuple[int, int], BeforeValidator(_workers)]
 
 
+def _in_rays_steps(value: float) -> float:
+    if abs(value * 10_000 - round(value * 10_000)) > 1e-6:
+        raise ValueError(f"Ray counts parts of a GPU in steps of 0.0001; got {value:g}, set {int(value * 10_000) / 10_000:g}")
+    return value
+
+
+PartOfGpu = Annotated[float, Field(ge=1e-4, le=1), AfterValidator(_in_rays_steps)]
+
+
 class ScaleConfig(Section):
     """Workers and what each holds. It changes the clock and nothing else, so it is no part of a trial's key."""
 
@@ -233,6 +242,9 @@ class ScaleConfig(Section):
     """A number, or [min, max] (also min:max): a run starts with all that are free, grows, and goes on with fewer."""
     use_gpu: Literal["auto", True, False] = "auto"
     """auto: one GPU per worker where there are enough GPUs for the (smallest) number of workers, else CPU."""
+    gpus_per_worker: PartOfGpu = 1.0
+    """Below 1 several one-worker trials (or runs) share a GPU: 0.25 puts four on each, 0.3 three. Nothing limits the GPU memory
+    that each takes: a trial that takes more than its part can end the others."""
     cpus_per_worker: PositiveInt | None = None
     """CPUs reserved for a worker, and its torch threads. null: train shares all among the workers, a sweep gives 1."""
     max_failures: Annotated[int, Field(ge=0)] = 3
@@ -247,6 +259,19 @@ class ScaleConfig(Section):
     """How long workers wait for each other before the silent one counts as lost."""
     poll_s: PositiveFloat = 0.1
     """Ray Train: how often the controller looks at the workers."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.gpus_per_worker < 1 and self.max_workers > 1:
+            raise ValueError(
+                f"scale.gpus_per_worker {self.gpus_per_worker:g} goes with one worker, scale.workers allows {self.max_workers}: "
+                "NCCL refuses two workers of a run on one GPU (Duplicate GPU detected); set one of the two to 1"
+            )
+        if self.gpus_per_worker < 1 and self.use_gpu is False:
+            raise ValueError(
+                f"scale.gpus_per_worker {self.gpus_per_worker:g} with scale.use_gpu false: no GPU is used; leave one of them out"
+            )
+        return self
 
     @property
     def min_workers(self) -> int:

@@ -110,6 +110,15 @@ def test_tuples_are_written_as_lists() -> None:
         ({"train": {"exactness": "bitwise", "compile": True}}, "train.compile goes with train.exactness ddp"),
         ({"train": {"exactness": "bitwise"}, "model": {"norm": "batch"}}, "set model.norm to group"),
         ({"train": {"exactness": "bitwise", "shards": 4}, "scale": {"workers": 5}}, "no shard; got 5 > 4"),
+        (
+            {"scale": {"gpus_per_worker": 0.5, "workers": 2}},
+            "scale.gpus_per_worker 0.5 goes with one worker, scale.workers allows 2",
+        ),
+        ({"scale": {"gpus_per_worker": 0.5, "workers": [1, 4]}}, "Duplicate GPU detected"),
+        ({"scale": {"gpus_per_worker": 0.5, "use_gpu": False}}, "no GPU is used"),
+        ({"scale": {"gpus_per_worker": 2}}, "scale.gpus_per_worker"),
+        ({"scale": {"gpus_per_worker": 0}}, "scale.gpus_per_worker"),
+        ({"scale": {"gpus_per_worker": 0.33333}}, "in steps of 0.0001; got 0.33333, set 0.3333"),
     ],
 )
 def test_what_cannot_work_is_refused_with_the_rule(tree: dict[str, Any], message: str) -> None:

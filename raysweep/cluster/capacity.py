@@ -90,7 +90,7 @@ def free_leftovers(trial_keys: Iterable[str]) -> None:
             remove_placement_group(get_placement_group(group["name"]))
 
 
-def ask_autoscaler(workers: int, cpus_per_worker: int, gpus_per_worker: int) -> None:
+def ask_autoscaler(workers: int, cpus_per_worker: int, gpus_per_worker: float) -> None:
     """Ask an autoscaler for room for so many workers; 0 takes the wish back. Nothing happens where there is none."""
     from ray.autoscaler.sdk import request_resources
 

@@ -10,8 +10,20 @@ from raysweep.settings import ScaleConfig
 _TOLERANCE = 1e-6  # Ray counts resources in steps of 1e-4 and tells them as floats
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: float, what: str) -> str:
+    shown = int(number) if number == int(number) else number
+    return f"{shown} {what}{'' if number <= 1 and number != 0 else 's'}"
+
+
+def per_gpu(gpus_per_worker: float) -> int:
+    """How many workers one GPU carries; in Ray's steps of 1e-4, for 1 // 0.1 is 9."""
+    return 10_000 // round(gpus_per_worker * 10_000)
+
+
+def _on_gpus(gpus: float, gpus_per_worker: float) -> int:
+    """How many workers so many GPUs carry; a worker lies on one GPU whole."""
+    whole, rest = divmod(gpus + _TOLERANCE, 1)
+    return int(whole) * per_gpu(gpus_per_worker) + int(rest / gpus_per_worker)
 
 
 @dataclass(frozen=True)
@@ -21,10 +33,10 @@ class Machine:
     cpus: float
     gpus: float
 
-    def room(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
-        """How many workers it carries; a worker lies on one machine whole."""
-        needs = [(self.cpus, cpus_per_worker), (self.gpus, gpus_per_worker)]
-        return max(0, min(int((there + _TOLERANCE) // needed) for there, needed in needs if needed))
+    def room(self, cpus_per_worker: int, gpus_per_worker: float) -> int:
+        """How many workers it carries; a worker lies on one machine whole, and on one GPU."""
+        on_cpus = int((self.cpus + _TOLERANCE) // cpus_per_worker)
+        return max(0, min(on_cpus, _on_gpus(self.gpus, gpus_per_worker) if gpus_per_worker else on_cpus))
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class Available:
         """`the cluster has 2 GPUs`, for messages."""
         return f"{self.where} {'can grow to' if self.can_grow_to else 'has'} {_count(number, what) if number else 'none'}"
 
-    def fitting(self, cpus_per_worker: int, gpus_per_worker: int) -> int:
+    def fitting(self, cpus_per_worker: int, gpus_per_worker: float) -> int:
         """How many workers these machines carry."""
         return sum(m.room(cpus_per_worker, gpus_per_worker) for m in self.machines or (Machine(self.cpus, self.gpus),))
 
@@ -64,13 +76,13 @@ class Allocation:
 
     Attributes:
         workers: the smallest number of workers.
-        cpus_per_worker, gpus_per_worker: of each.
+        cpus_per_worker, gpus_per_worker: of each; GPUs: 0, or a part of one up to 1.
         max_workers: the largest number.
     """
 
     workers: int
     cpus_per_worker: int
-    gpus_per_worker: int
+    gpus_per_worker: float
     max_workers: int = 0
 
     def __post_init__(self) -> None:
@@ -93,7 +105,7 @@ class Allocation:
         return self.workers * self.cpus_per_worker
 
     @property
-    def gpus(self) -> int:
+    def gpus(self) -> float:
         return self.workers * self.gpus_per_worker
 
 
@@ -117,7 +129,13 @@ def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> A
             f"scale.workers: {_count(workers, 'worker')} with a GPU each were asked for, "
             f"{available.has(gpus, 'GPU')}; set scale.workers to at most {gpus}"
         )
-    gpus_per_worker = 1 if scale.use_gpu is True or (scale.use_gpu == "auto" and gpus >= workers) else 0
+    uses_gpu = scale.use_gpu is True or (scale.use_gpu == "auto" and gpus >= workers)
+    if scale.gpus_per_worker < 1 and not uses_gpu:
+        raise ClusterError(
+            f"scale.gpus_per_worker: {_count(scale.gpus_per_worker, 'GPU')} a worker was asked for, {available.has(0, 'GPU')}; "
+            "leave scale.gpus_per_worker out"
+        )
+    gpus_per_worker = scale.gpus_per_worker if uses_gpu else 0
     if workers > cpus:
         raise ClusterError(
             f"scale.workers: {_count(workers, 'worker')} need a CPU each, {available.has(cpus, 'CPU')}; "
@@ -140,7 +158,7 @@ def allocate(scale: ScaleConfig, available: Available, *, share_cpus: bool) -> A
     return Allocation(workers, each, gpus_per_worker, scale.max_workers)
 
 
-def _shared(available: Available, workers: int, gpus_per_worker: int) -> int:
+def _shared(available: Available, workers: int, gpus_per_worker: float) -> int:
     """The most CPUs that each of so many workers can have; 1 where the workers do not fit now anyway."""
     highest = max(1, available.cpus // workers)
     return next((n for n in range(highest, 0, -1) if available.fitting(n, gpus_per_worker) >= workers), 1)
@@ -150,8 +168,16 @@ def concurrency(allocation: Allocation, available: Available, limit: int | None)
     """How many trials run at once, and why, for people."""
     cpus, gpus = available.most
     reasons = [(cpus // allocation.cpus, f"{_count(cpus, 'CPU')} / {allocation.cpus} per trial")]
-    if allocation.gpus:
-        reasons.append((gpus // allocation.gpus, f"{_count(gpus, 'GPU')} / {allocation.gpus} per trial"))
+    if 0 < allocation.gpus < 1:
+        on_each = per_gpu(allocation.gpus)
+        reasons.append(
+            (gpus * on_each, f"{_count(gpus, 'GPU')} x {_count(on_each, 'trial')} on each, {allocation.gpus:g} per trial")
+        )
+    elif allocation.gpus:
+        reasons.append((int(gpus // allocation.gpus), f"{_count(gpus, 'GPU')} / {allocation.gpus:g} per trial"))
+    if available.can_grow_to is None:
+        fits = carried(allocation, available)
+        reasons.append((fits // allocation.workers, f"the machines carry {_count(fits, 'worker')}"))
     if limit is not None:
         reasons.append((limit, "search.max_concurrent"))
     number, why = min(reasons, key=lambda reason: reason[0])

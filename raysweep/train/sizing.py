@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from raysweep.cluster.resources import Machine
 
 
-def fitting(free: Mapping[str, Machine], *, cpus: int, gpus: int, held: Mapping[str, int]) -> int:
+def fitting(free: Mapping[str, Machine], *, cpus: int, gpus: float, held: Mapping[str, int]) -> int:
     """How many workers of a run the machines carry, those that it has included.
 
     Args:

@@ -60,6 +60,41 @@ def test_concurrency_and_why(allocation: Allocation, available: Available, limit
     assert concurrency(allocation, available, limit) == expected
 
 
+@pytest.mark.parametrize(
+    ("part", "gpus", "cpus", "at_once", "why"),
+    [
+        (0.25, 2, 16, 8, "2 GPUs x 4 trials on each, 0.25 per trial"),
+        (0.3, 2, 16, 6, "2 GPUs x 3 trials on each, 0.3 per trial"),
+        (0.6, 3, 16, 3, "3 GPUs x 1 trial on each, 0.6 per trial"),  # no trial lies on two halves
+        (0.1, 1, 16, 10, "1 GPU x 10 trials on each, 0.1 per trial"),  # 1 // 0.1 is 9
+        (0.3333, 1, 16, 3, "1 GPU x 3 trials on each, 0.3333 per trial"),
+        (0.25, 2, 5, 5, "5 CPUs / 1 per trial"),
+        (1, 2, 16, 2, "2 GPUs / 1 per trial"),
+    ],
+)
+def test_trials_share_a_gpu(part: float, gpus: int, cpus: int, at_once: int, why: str) -> None:
+    available = Available(cpus, gpus)
+    allocation = allocate(ScaleConfig(gpus_per_worker=part), available, share_cpus=False)
+    assert allocation == Allocation(1, 1, part)
+    assert concurrency(allocation, available, None) == (at_once, why)
+    assert available.fitting(1, part) == at_once
+
+
+def test_parts_of_a_gpu_are_told_and_refused_where_there_is_none() -> None:
+    assert Allocation(1, 1, 0.25).describe() == "1 worker x (0.25 GPU, 1 CPU)"
+    assert Allocation(1, 1, 1.0).describe() == "1 worker x (1 GPU, 1 CPU)"
+    with pytest.raises(ClusterError, match=r"gpus_per_worker: 0.25 GPU a worker was asked for, the cluster has none"):
+        allocate(ScaleConfig(gpus_per_worker=0.25), Available(8, 0, "the cluster"), share_cpus=False)
+    assert Machine(16, 1.5).room(1, 0.25) == 6
+    assert Machine(4, 0.9999999).room(1, 0.3) == 3, "floats as Ray tells them"
+
+
+def test_trials_at_once_are_what_the_machines_carry_one_by_one() -> None:
+    apart = Available(8, 4, "the cluster", (Machine(1, 3), Machine(7, 1)))
+    assert concurrency(Allocation(1, 1, 1), apart, None) == (2, "the machines carry 2 workers")
+    assert concurrency(Allocation(1, 3, 0), Available(8, 0, machines=(Machine(4, 0), Machine(4, 0))), None)[0] == 2
+
+
 def test_of_an_elastic_run_only_the_smallest_number_has_to_fit() -> None:
     scale = ScaleConfig.model_validate({"workers": [1, 8]})
     assert allocate(scale, Available(2, 0), share_cpus=True) == Allocation(1, 1, 0, 8)
