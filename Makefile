@@ -30,6 +30,7 @@ bench: $(VENV)/.ready
 	$(RUN) benchmarks/ddp.py
 	$(RUN) benchmarks/checkpoints.py
 	$(RUN) benchmarks/elastic.py
+	$(RUN) benchmarks/growing.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

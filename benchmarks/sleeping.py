@@ -1,0 +1,26 @@
+"""A network for measurements on a busy machine: its steps sleep, so they take the same time whatever else runs."""
+
+from __future__ import annotations
+
+import time
+
+from torch import Tensor, nn
+
+
+class SleepingNet(nn.Conv2d):
+    """One convolution; a step takes SECONDS for each sample of the worker's share, so it scales perfectly.
+
+    Args:
+        kind: `bad` adds 3 to every pixel, and is a tenth slower: of two trials it is judged second.
+    """
+
+    SECONDS = 0.06
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(1, 1, 3, padding=1)
+        self._kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            time.sleep(len(x) * self.SECONDS * (1.1 if self._kind == "bad" else 1.0))
+        return super().forward(x) + (3 if self._kind == "bad" else 0)
