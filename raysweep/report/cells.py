@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -127,11 +127,11 @@ def sweep_map(results: Results) -> Map | None:
     best = results.best
     mean_image = baselines(results.data).get("mean image")
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for _, trial in results.trials.iterrows():
+    for trial in results.trials.to_dict("records"):
         if not any(missing(trial[name]) for name in shown):
             # With one axis every trial is a point of its own.
             place = [_identity(trial[name]) for name in shown] if y else [str(trial["trial"])]
-            groups.setdefault(tuple(place), []).append(dict(trial))
+            groups.setdefault(tuple(place), []).append(cast("Mapping[str, Any]", trial))
     sign = 1 if results.mode == "min" else -1
     cells = []
     for trials in groups.values():

@@ -49,6 +49,7 @@ SCALE = LinearSegmentedColormap.from_list("raysweep", ["#0b3c68", "#1f6aa5", "#5
 """Dark is good; light, but never white, is poor. One hue: readable in print and without colour vision."""
 
 _MANY = 6
+_MAX_LINES = 300
 
 
 def drawn(draw: Callable[[], Figure | None]) -> bytes | None:
@@ -102,12 +103,16 @@ def curves_figure(results: Results) -> Figure | None:
     """The objective by epoch, a line per trial; None where no trial has reported a finite value.
 
     The best is highlighted; a cross marks the last finite value of one that diverged, a dot the end of one that was
-    stopped; dashed lines are the losses of no model (mean image, noisy input).
+    stopped; dashed lines are the losses of no model (mean image, noisy input). Of many trials one in so many is drawn, evenly
+    by rank, the best among them.
     """
     metric, rows = results.metric, results.rows
     if metric not in rows or not np.isfinite(rows[metric]).any():
         return None
-    groups: Any = rows.groupby("trial")
+    ranked = results.leaderboard["trial"]
+    ranked = ranked[ranked.isin(rows["trial"])]
+    one_in = -(-len(ranked) // _MAX_LINES)
+    groups: Any = rows[rows["trial"].isin(ranked.iloc[::one_in])].groupby("trial")
     lines = {int(trial): group for trial, group in groups}
     best = None if results.best is None else int(results.best["trial"])
     figure = Figure(figsize=(6.6, 4.3), layout="constrained")
@@ -141,7 +146,8 @@ def curves_figure(results: Results) -> Figure | None:
     margin = max((last - first) * 0.03, 0.3)
     axes.set_xlim(first - margin, last + margin)
     axes.set_xlabel("epoch")
-    axes.set_title(f"{metric} by epoch, {crowd} trial{'s' if crowd > 1 else ''}")
+    count = f"{crowd} trial{'s' if crowd > 1 else ''}"
+    axes.set_title(f"{metric} by epoch, {count if one_in == 1 else f'{crowd} of {len(ranked)} trials, 1 in {one_in} by rank'}")
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower left", ncols=min(len(handles), 4), handlelength=1.6, columnspacing=1.4)

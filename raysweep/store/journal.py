@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import IO, Any
 
 from raysweep.errors import StoreError
 
@@ -75,11 +75,12 @@ class JournalWriter:
             raise self._error(error) from error
 
     def _cut_torn_line(self) -> None:
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole != len(content):
+        with self.path.open("rb") as file:
+            whole = sum(len(line) for _, line in _lines(file))
+            size = file.seek(0, os.SEEK_END)
+        if whole != size:
             self._file.truncate(whole)
-        for _, event in _events(content[:whole], self.path):
+        for _, event in _events(self.path):
             if event.get("event") == "columns":
                 self._columns = event["columns"]
 
@@ -134,19 +135,27 @@ def _damaged(path: Path, line: int, why: object) -> StoreError:
     )
 
 
-def _events(content: bytes, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Line numbers and lines, one at a time: a journal of a million rows is never whole in memory."""
+    for number, line in enumerate(file, start=1):
+        # What follows the last line's end was torn by a killed writer: that event never happened.
+        if line.endswith(b"\n"):
+            yield number, line
+
+
+def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and what stands there."""
-    # What follows the last line's end was torn by a killed writer: that event never happened.
-    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        if not line:
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError as error:
-            raise _damaged(path, number, error) from None
-        if not isinstance(event, dict) or not ("event" in event or "row" in event):
-            raise _damaged(path, number, "neither an event nor a row")
-        yield number, event
+    with path.open("rb") as file:
+        for number, line in _lines(file):
+            if line == b"\n":
+                continue
+            try:
+                event = json.loads(line)
+            except ValueError as error:
+                raise _damaged(path, number, error) from None
+            if not isinstance(event, dict) or not ("event" in event or "row" in event):
+                raise _damaged(path, number, "neither an event nor a row")
+            yield number, event
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -159,19 +168,18 @@ def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: the file is missing, unreadable, or damaged before its last line.
     """
+    columns: list[str] = []
     try:
-        content = path.read_bytes()
+        for number, (line, event) in enumerate(_events(path)):
+            if event.get("event") == "columns":
+                columns = event["columns"]
+            elif "row" in event:
+                trial, *values = event["row"]
+                if len(values) != len(columns):
+                    raise _damaged(path, line, f"a row of {len(values)} values for {len(columns)} columns")
+                event = {"event": "row", "trial": trial, **dict(zip(columns, values, strict=True))}
+            if number >= start:
+                yield event
     except OSError as error:
         why = error.strerror or error
         raise StoreError(f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl") from None
-    columns: list[str] = []
-    for number, (line, event) in enumerate(_events(content, path)):
-        if event.get("event") == "columns":
-            columns = event["columns"]
-        elif "row" in event:
-            trial, *values = event["row"]
-            if len(values) != len(columns):
-                raise _damaged(path, line, f"a row of {len(values)} values for {len(columns)} columns")
-            event = {"event": "row", "trial": trial, **dict(zip(columns, values, strict=True))}
-        if number >= start:
-            yield event

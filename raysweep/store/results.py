@@ -239,9 +239,11 @@ def _plain_floats(column: pd.Series[Any]) -> pd.Series[Any]:
 
 def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:
     records = [trial.rows[epoch] for trial in trials for epoch in sorted(trial.rows)]
-    names = list(dict.fromkeys(name for record in records for name in record)) or ["trial", "epoch"]
+    # Rows of one layout name the same columns in the same order, so few of them differ.
+    layouts = dict.fromkeys(tuple(record) for record in records)
+    names = list(dict.fromkeys(name for layout in layouts for name in layout)) or ["trial", "epoch"]
     frame = pd.DataFrame.from_records(records, columns=names)
     integers = [n for n in ("trial", "epoch", "step", "world_size", "attempt") if n in names]
-    texts = [n for n in names if any(isinstance(record.get(n), str) for record in records)]
+    texts = [n for n in names if pd.api.types.infer_dtype(frame[n], skipna=True) in ("string", "mixed", "mixed-integer")]
     floats = [n for n in names if n not in integers and n not in texts]
     return frame.astype({**dict.fromkeys(integers, "Int64"), **dict.fromkeys(floats, "float64")})
