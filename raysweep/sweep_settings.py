@@ -30,11 +30,13 @@ class SearchConfig(Section):
 class SchedulerConfig(Section):
     """Which trials are stopped early; decided on the epoch."""
 
-    name: Literal["none", "asha", "median"] = "none"
+    name: Literal["none", "asha", "median", "hyperband"] = "none"
+    """asha: asynchronous successive halving. median: the worse half ends. hyperband: asha in several brackets, some of which
+    stop later, and one never."""
     grace_period: PositiveInt = 1
     """Epochs that every trial gets before it can be stopped."""
     reduction_factor: Annotated[float, Field(gt=1)] = 3
-    """asha: one in so many goes on past each rung."""
+    """asha, hyperband: one in so many goes on past each rung."""
     min_samples: PositiveInt = 3
     """median: trials that must have reached an epoch before one is stopped there."""
 

@@ -31,6 +31,7 @@ def describe_end(end: dict[str, Any]) -> str:
         return f"no lower {reason.get('metric')} in {reason.get('patience')} epochs"
     if status == "stopped" and reason.get("cutoff") is not None:
         rung = f"rung {reason['rung']}" if reason.get("rung") is not None else f"epoch {reason.get('epoch')}"
+        rung += f" of bracket {reason['bracket']}" if "bracket" in reason else ""
         value, cutoff = _shown(reason.get("value")), _shown(reason["cutoff"])
         return f"{rule}: at {rung} {reason.get('metric')} {value} was past the cutoff {cutoff}"
     if status == "stopped":

@@ -258,7 +258,8 @@ def _replayed(job: _Job, scheduler: RecordingScheduler, recorder: SweepRecorder)
         return list(job.todo.to_run)
     to_run = {trial.key for trial in job.todo.to_run}
     statuses = {key: "" if key in to_run else trial.status for key, trial in job.past.trials.items()}
-    stops = scheduler.replay(job.past.told, statuses)
+    numbers = {key: trial.number for key, trial in job.past.trials.items()}
+    stops = scheduler.replay(job.past.told, statuses, numbers)
     for trial in job.todo.to_run:
         if trial.key in stops:
             recorder.stopped(trial.number, stops[trial.key])

@@ -9,15 +9,19 @@ from typing import Any
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
 
 from raysweep.config import Sweep
+from raysweep.tune.hyperband import Hyperband
 
 
 def build(sweep: Sweep) -> TrialScheduler:
     """Ray Tune's scheduler for a sweep, which counts in epochs."""
     scheduler, objective = sweep.scheduler, sweep.objective
     common = {"time_attr": "epoch", "metric": objective.metric, "mode": objective.mode, "grace_period": scheduler.grace_period}
+    epochs = max(sweep.experiment.train.epochs, scheduler.grace_period)
+    halving = {"max_t": epochs, "reduction_factor": scheduler.reduction_factor}
     if scheduler.name == "asha":
-        epochs = max(sweep.experiment.train.epochs, scheduler.grace_period)
-        return AsyncHyperBandScheduler(**common, max_t=epochs, reduction_factor=scheduler.reduction_factor)
+        return AsyncHyperBandScheduler(**common, **halving)
+    if scheduler.name == "hyperband":
+        return Hyperband(sweep.search.seed, **common, **halving)
     if scheduler.name == "median":
         # Its own default pauses trials until it has samples enough, and a paused trial starts again.
         return MedianStoppingRule(**common, min_samples_required=scheduler.min_samples, min_time_slice=math.inf)
@@ -28,11 +32,13 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
     """The rung and the cutoff that a scheduler is about to compare a trial's result with; asked before it decides."""
     if isinstance(scheduler, AsyncHyperBandScheduler):
         bracket = scheduler._trial_info[trial.trial_id]
+        which = {"bracket": scheduler.bracket(trial.trial_id)} if isinstance(scheduler, Hyperband) else {}
         for milestone, recorded in bracket._rungs:
             if epoch >= milestone and trial.trial_id not in recorded:
                 cutoff = bracket.cutoff(recorded)
-                return {"rung": int(milestone), "cutoff": None if cutoff is None else float(cutoff * scheduler._metric_op)}
-        return {}
+                shown = None if cutoff is None else float(cutoff * scheduler._metric_op)
+                return {**which, "rung": int(milestone), "cutoff": shown}
+        return which
     if isinstance(scheduler, MedianStoppingRule):
         others = [other for other in scheduler._trials_beyond_time(epoch) if other is not trial]
         means = [mean for mean in (scheduler._running_mean(other, epoch) for other in others) if math.isfinite(mean)]

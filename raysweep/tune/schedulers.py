@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from ray.tune.schedulers import TrialScheduler
@@ -41,11 +42,12 @@ class Known:
 
     Attributes:
         trial_id: its key.
+        number: its number in the sweep.
         trial: Ray Tune's trial; None where it only ran before the restart.
     """
 
-    def __init__(self, key: str) -> None:
-        self.trial_id = key
+    def __init__(self, key: str, number: int = 0) -> None:
+        self.trial_id, self.number = key, number
         self.trial: Any = None
 
     @property
@@ -74,17 +76,24 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._known: dict[str, Known] = {}
 
     def _as_known(self, trial: Any) -> Known:
-        key = getattr(trial, "config", {}).get("key", trial.trial_id)
-        known = self._known.setdefault(key, Known(key))
+        config = getattr(trial, "config", {})
+        key = config.get("key", trial.trial_id)
+        known = self._known.setdefault(key, Known(key, config.get("number", 0)))
         known.trial = trial
         return known
 
-    def replay(self, told: Iterable[tuple[str, dict[str, Any] | None]], statuses: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    def replay(
+        self,
+        told: Iterable[tuple[str, dict[str, Any] | None]],
+        statuses: Mapping[str, str],
+        numbers: Mapping[str, int] = MappingProxyType({}),
+    ) -> dict[str, dict[str, Any]]:
         """Show the schedulers what they saw before a restart, in the same order.
 
         Args:
             told: each row, and None for an end, with the trial's key.
             statuses: how the trials have ended, by key; "" where they have not.
+            numbers: the trials' numbers, by key.
 
         Returns:
             For trials that have not ended although a scheduler stops them at their newest row, why; by key.
@@ -93,7 +102,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         for key, row in told:
             known = self._known.get(key)
             if known is None:
-                known = self._known[key] = Known(key)
+                known = self._known[key] = Known(key, numbers.get(key, 0))
                 self._inner.on_trial_add(None, known)
             if row is not None:
                 _, reason = self._decide(known, row)
