@@ -14,6 +14,7 @@ from typing_extensions import Self
 
 from raysweep.errors import ConfigError
 from raysweep.experiment import OPERATIONAL, Experiment, validated
+from raysweep.population import population_mistakes
 from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
 from raysweep.space import Domain, DomainField
 from raysweep.sweep_settings import Budget, Objective, SchedulerConfig, SearchConfig
@@ -63,7 +64,9 @@ class Sweep(Section):
                 mistakes.append("search.num_samples goes with the other searches; grid runs every combination once")
         mistakes += self._mistakes_in_start()
         epochs, grace = self.experiment.train.epochs, self.scheduler.grace_period
-        if self.scheduler.name != "none" and grace >= epochs:
+        if self.scheduler.name == "pbt":
+            mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
+        elif self.scheduler.name != "none" and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
         if mistakes:
             raise ValueError("\n  ".join(mistakes))

@@ -30,15 +30,28 @@ class SearchConfig(Section):
 class SchedulerConfig(Section):
     """Which trials are stopped early; decided on the epoch."""
 
-    name: Literal["none", "asha", "median", "hyperband"] = "none"
+    name: Literal["none", "asha", "median", "hyperband", "pbt"] = "none"
     """asha: asynchronous successive halving. median: the worse half ends. hyperband: asha in several brackets, some of which
-    stop later, and one never."""
+    stop later, and one never. pbt: population-based training, the worst copy the best and change the optimizer's settings."""
     grace_period: PositiveInt = 1
     """Epochs that every trial gets before it can be stopped."""
     reduction_factor: Annotated[float, Field(gt=1)] = 3
     """asha, hyperband: one in so many goes on past each rung."""
     min_samples: PositiveInt = 3
     """median: trials that must have reached an epoch before one is stopped there."""
+    interval: PositiveInt = 2
+    """pbt: epochs of a generation, after which the worst members copy the best."""
+    quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25
+    """pbt: the share of the population that copies, and the share that is copied; at least one member each."""
+    resample_probability: Annotated[float, Field(ge=0, le=1)] = 0.25
+    """pbt: how often a copied setting is drawn anew from its domain, instead of being multiplied by 0.8 or 1.2."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("interval", "quantile", "resample_probability"):
+            if name in self.model_fields_set and self.name != "pbt":
+                raise ValueError(f"scheduler.{name} goes with scheduler.name pbt, got {self.name}")
+        return self
 
 
 class Objective(Section):

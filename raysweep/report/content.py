@@ -9,6 +9,7 @@ from raysweep.report import answer as sentences
 from raysweep.report import tables
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
+from raysweep.report.population import population_table, population_text
 from raysweep.report.strip import read_samples, strip_figure
 from raysweep.report.workers import workers_table
 from raysweep.store.results import Results
@@ -36,6 +37,8 @@ class Content:
     leaderboard: tables.Table
     failures: tuple[tables.Failure, ...]
     workers: tables.Table
+    population: tables.Table
+    population_text: str
     facts: tables.Table
     settings: str
     command: str
@@ -56,6 +59,8 @@ def gather(results: Results) -> Content:
         leaderboard=tables.leaderboard(results),
         failures=tuple(tables.failures(results)),
         workers=workers_table(results),
+        population=population_table(results),
+        population_text=population_text(results),
         facts=tables.facts(results),
         settings=tables.settings_yaml(results),
         command=f"python -m raysweep.report {shlex.quote(str(directory))}",

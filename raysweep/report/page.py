@@ -60,6 +60,8 @@ def html_page(content: Content) -> str:
     body.append(_section("Trials", _table(content.leaderboard)))
     if content.failures:
         body.append(_section("Failed trials", "".join(_failure(f) for f in content.failures)))
+    if content.population.rows:
+        body.append(_section("Population", f"<p>{_e(content.population_text)}</p>{_table(content.population)}"))
     if content.workers.rows:
         body.append(_section("What happened to the workers", _table(content.workers)))
     if content.facts.rows:
@@ -136,6 +138,8 @@ def markdown_page(content: Content) -> str:
         parts.append(f"**{_m(failure.error)}** ({failure.status}: {trial_list(failure.trials)})")
         if failure.traceback:
             parts.append(_fenced(failure.traceback))
+    if content.population.rows:
+        parts += ["## Population", _m(content.population_text), markdown_table(content.population)]
     if content.workers.rows:
         parts += ["## What happened to the workers", markdown_table(content.workers)]
     if content.facts.rows:

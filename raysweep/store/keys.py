@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from raysweep.config import Sweep
 from raysweep.experiment import Experiment
 
 TRAINING_VERSION = 1
@@ -47,6 +48,23 @@ def trial_key(experiment: Experiment, data_fingerprint: str, code_fingerprint: s
         "code": [TRAINING_VERSION, code_fingerprint],
     }
     return _hashed(identity)
+
+
+def member_key(key: str, sweep: Sweep) -> str:
+    """The key of a population's member: of the trial, and of what decides whom it copies. More epochs change no key.
+
+    Args:
+        key: the trial's, if it trained alone.
+        sweep: who else is in the population, and how they are compared and copied.
+    """
+    scheduler, objective = sweep.scheduler, sweep.objective
+    population = {
+        "space": [[name, domain.as_dict()] for name, domain in sweep.space.items()],
+        "search": sweep.search.model_dump(mode="json", exclude={"max_concurrent"}, exclude_defaults=True),
+        "scheduler": [scheduler.interval, scheduler.quantile, scheduler.resample_probability],
+        "objective": [objective.metric, objective.mode],
+    }
+    return _hashed({"trial": key, "population": _canonical(population)})
 
 
 def infeasible_key(experiment: Experiment, overrides: Mapping[str, Any], data_fingerprint: str) -> str:

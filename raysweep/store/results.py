@@ -16,6 +16,7 @@ from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
+from raysweep.store.population import population_frame, settings_columns, with_settings
 
 STATUSES = ("completed", "stopped", "diverged", "failed", "infeasible", "interrupted", "budget", "unfinished")
 """How a trial can have ended; `unfinished`: the journal ends before the trial does (running, or killed)."""
@@ -54,6 +55,12 @@ class _Trial:
     rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     attempts: int = 0
+    copies: list[dict[str, Any]] = field(default_factory=list)
+
+    def settings(self, epoch: int | None) -> dict[str, Any]:
+        """The overrides that an epoch was trained with; without one, the newest."""
+        earlier = [copy["overrides"] for copy in self.copies if epoch is None or copy["epoch"] < epoch]
+        return earlier[-1] if earlier else self.overrides
 
 
 @dataclass
@@ -65,7 +72,9 @@ class Results:
         sweep: its configuration.
         data: the facts about the images (counts, shapes, fingerprint, baselines) from the journal's start event.
         trials: one row per planned trial, by number; integers are Int64, a missing value is NA.
-        rows: one row per trial and epoch.
+        rows: one row per trial and epoch; of a population (scheduler pbt) also with the settings that the epoch was trained
+            with, under their short names (the whole key where a row has such a column, as `optim.lr` beside `lr`).
+        population: who copied whom (scheduler pbt): trial, generation, epoch, from, and each setting before and after.
         resizes: what happened to the trials' workers (resize, failure, preemption), in order; fields as in attempts.Event.
         finished: how the sweep ended (completed, interrupted, budget), None where it has not.
     """
@@ -83,6 +92,7 @@ class Results:
     ends: dict[int, dict[str, Any]]
     decisions: list[dict[str, Any]]
     resizes: list[dict[str, Any]]
+    population: pd.DataFrame
     finished: str | None
 
     @property
@@ -119,6 +129,7 @@ def load(path: str | Path) -> Results:
     trials: dict[int, _Trial] = {}
     decisions: list[dict[str, Any]] = []
     resizes: list[dict[str, Any]] = []
+    copies: list[dict[str, Any]] = []
     finished: str | None = None
     for number, event in enumerate(read_events(directory.journal)):
         try:
@@ -129,7 +140,9 @@ def load(path: str | Path) -> Results:
                 # A sweep with more epochs plans its trials again.
                 planned = _Trial(event["trial"], event["key"], event["overrides"], event)
                 known = trials.get(event["trial"], planned)
-                trials[event["trial"]] = replace(planned, rows=known.rows, end=known.end, attempts=known.attempts)
+                trials[event["trial"]] = replace(
+                    planned, rows=known.rows, end=known.end, attempts=known.attempts, copies=known.copies
+                )
             elif name == "run":
                 trials[event["trial"]].attempts += 1
                 trials[event["trial"]].end = None
@@ -139,6 +152,10 @@ def load(path: str | Path) -> Results:
             elif name in ("resize", "failure", "preemption"):
                 trials[event["trial"]].attempts += event["to"] is not None
                 resizes.append({"event": name, **event})
+            elif name == "population":
+                trials[event["trial"]].copies.append(event)
+                trials[event["trial"]].end = None
+                copies.append(event)
             elif name == "decision":
                 decisions.append(event)
             elif name == "end":
@@ -149,7 +166,7 @@ def load(path: str | Path) -> Results:
             raise StoreError(f"{directory.journal} is damaged: event {number + 1} makes no sense ({error!r})") from None
     if not start:
         raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
-    return _results(directory, start, trials, decisions, resizes, finished)
+    return _results(directory, start, trials, decisions, resizes, copies, finished)
 
 
 def _results(
@@ -158,12 +175,14 @@ def _results(
     trials: dict[int, _Trial],
     decisions: list[dict[str, Any]],
     resizes: list[dict[str, Any]],
+    copies: list[dict[str, Any]],
     finished: str | None,
 ) -> Results:
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal)) if start.get("sweep") else None
     metric = sweep.objective.metric if sweep else "val_loss"
     mode = sweep.objective.mode if sweep else "min"
     params = sweep.short_names() if sweep else {}
+    is_population = sweep is not None and sweep.scheduler.name == "pbt"
     ordered = [trials[number] for number in sorted(trials)]
     return Results(
         directory=directory,
@@ -175,10 +194,11 @@ def _results(
         mode=mode,
         params=params,
         trials=_trials_frame(ordered, metric, mode, params),
-        rows=_rows_frame(ordered),
+        rows=with_settings(_rows_frame(ordered), {t.number: t.settings for t in ordered} if is_population else {}, params),
         ends={t.number: t.end for t in ordered if t.end},
         decisions=decisions,
         resizes=resizes,
+        population=population_frame(copies, {t.number: t.settings for t in ordered}, params),
         finished=finished,
     )
 
@@ -205,7 +225,7 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
             {
                 "trial": trial.number,
                 "key": trial.key,
-                **{short: trial.overrides.get(key) for key, short in params.items()},
+                **{short: trial.settings(best.get("epoch")).get(key) for key, short in params.items()},
                 "status": end["status"],
                 "epochs": last.get("epoch", 0),
                 "best_epoch": best.get("epoch"),
@@ -226,16 +246,9 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
     columns += ["parameters", "world_size", "attempts", "reason", "error", "checkpoint"]
     frame = pd.DataFrame.from_records(records, columns=columns)
     # First the settings' own columns, by their values; then the others, so that a loss of 1.0 stays a float.
-    settings = {short: frame[short].infer_objects().convert_dtypes() for short in params.values()}
+    settings = settings_columns(frame, params.values())
     texts = dict.fromkeys(("key", "status", "reason", "error", "checkpoint"), "string")
-    return frame.assign(**{k: _plain_floats(v) for k, v in settings.items()}).astype(
-        {**texts, **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")}
-    )
-
-
-def _plain_floats(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Float64 as numpy's float64, which every plot and csv reader takes."""
-    return column.astype("float64") if str(column.dtype) == "Float64" else column
+    return frame.assign(**settings).astype({**texts, **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")})
 
 
 def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:

@@ -202,6 +202,11 @@ def _has_its_size(path: Path) -> bool:
         return False
 
 
+def newest_path(directory: Path) -> Path | None:
+    """The newest checkpoint that has the size in its marker; its content is not read."""
+    return next((path for path in (_path(directory, step) for step in _steps(directory)) if _has_its_size(path)), None)
+
+
 def start(directory: Path) -> Found | None:
     """Delete what killed writers have left unfinished, and find where to go on. For a run's start, when nobody writes yet."""
     for pattern in (".ckpt-*", ".best.pt.*"):

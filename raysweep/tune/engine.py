@@ -138,7 +138,14 @@ def _run(job: _Job, cluster: Cluster, allocation: Allocation, verbose: bool, say
             "start", sweep=content, experiment=experiment, data=plan.prepared.facts, planned=plan.num_planned, at_once=at_once
         )
         to_run = [trial.key for trial in job.todo.to_run]
-        recorder = SweepRecorder(plan, journal, watcher.changed, past=job.past, to_run=to_run)
+        if sweep.scheduler.name == "pbt":
+            from raysweep.tune.population import PopulationRecorder
+
+            recorder: SweepRecorder = PopulationRecorder(
+                plan, journal, watcher.changed, past=job.past, to_run=to_run, directory=directory
+            )
+        else:
+            recorder = SweepRecorder(plan, journal, watcher.changed, past=job.past, to_run=to_run)
         num_notes = len(plan.notes)
         watcher.begin(recorder)
         try:
@@ -184,8 +191,9 @@ def _tune(
     from ray import tune
 
     from raysweep.tune.callback import JournalCallback, SweepEnd
+    from raysweep.tune.population import PopulationRecorder, PopulationSearcher
     from raysweep.tune.schedulers import RecordingScheduler
-    from raysweep.tune.search import LEARNING, searcher
+    from raysweep.tune.search import ListedSearcher, searcher
     from raysweep.tune.shares import ShareCallback
     from raysweep.tune.trial import run_trial
 
@@ -210,13 +218,17 @@ def _tune(
         resources = {"CPU": 0, "memory": 1024}
     look_s = sweep.experiment.scale.resize_check_s
     sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
+    if isinstance(recorder, PopulationRecorder):
+        search_alg: Any = PopulationSearcher(recorder)
+    else:
+        search_alg = searcher(plan, to_run, recorder.assigned, recorder.objective)
     end = SweepEnd(sweep.budget, recorder)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
         tune_config=tune.TuneConfig(
-            search_alg=searcher(plan, to_run, recorder.assigned, recorder.objective),
+            search_alg=search_alg,
             scheduler=scheduler,
-            num_samples=-1 if sweep.search.algorithm in LEARNING else len(to_run),
+            num_samples=len(to_run) if isinstance(search_alg, ListedSearcher) else -1,
             max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,

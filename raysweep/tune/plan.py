@@ -16,7 +16,7 @@ from raysweep.data.dataset import Dataset, open_dataset
 from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
-from raysweep.store.keys import infeasible_key, trial_key
+from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, with_absolute_paths
 
 DEFAULT_SAMPLES = 16
@@ -77,6 +77,8 @@ class Plan:
         dataset = self.dataset(experiment)
         model = check_model(experiment, dataset)
         key = trial_key(experiment, dataset.fingerprint, code_fingerprint(experiment.model))
+        if self.sweep.scheduler.name == "pbt":
+            key = member_key(key, self.sweep)
         if key in self._keys:
             return None
         # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.

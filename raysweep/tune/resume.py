@@ -53,6 +53,7 @@ class Past:
         trials: by key.
         size: of the journal when it was read, bytes.
         told: each row and each end in the journal's order, as (trial's key, row, or None for its end).
+        population: its population events, in order.
     """
 
     directory: SweepDirectory
@@ -61,6 +62,7 @@ class Past:
     size: int
     trials: dict[str, PastTrial] = field(default_factory=dict)
     told: list[tuple[str, dict[str, Any] | None]] = field(default_factory=list)
+    population: list[dict[str, Any]] = field(default_factory=list)
 
 
 def read_past(directory: SweepDirectory) -> Past | None:
@@ -75,12 +77,16 @@ def read_past(directory: SweepDirectory) -> Past | None:
     start: dict[str, Any] = {}
     by_number: dict[int, PastTrial] = {}
     told: list[tuple[str, dict[str, Any] | None]] = []
+    population: list[dict[str, Any]] = []
     for event in read_events(directory.journal):
         name = event.pop("event")
         if name == "start":
             start = event
         elif name == "trial" and event["trial"] not in by_number:
             by_number[event["trial"]] = PastTrial(event["trial"], event["key"], event["overrides"])
+        elif name == "population":
+            population.append(event)
+            by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
         elif name in ("run", "row", "end"):
             trial = by_number[event.pop("trial")]
             if name == "run":
@@ -95,7 +101,7 @@ def read_past(directory: SweepDirectory) -> Past | None:
     if not start.get("sweep"):
         return None
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal))
-    return Past(directory, sweep, start.get("data") or {}, size, {t.key: t for t in by_number.values()}, told)
+    return Past(directory, sweep, start.get("data") or {}, size, {t.key: t for t in by_number.values()}, told, population)
 
 
 def check_unchanged(past: Past) -> None:

@@ -23,9 +23,11 @@ from raysweep.plugins import find_modules_in
 from raysweep.settings import DataConfig
 from raysweep.store.journal import plain
 from raysweep.train.attempts import Event
+from raysweep.train.clone import take
 from raysweep.train.here import fit_here
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Row
+from raysweep.tune.population import paused_after
 
 
 @lru_cache(maxsize=1)
@@ -67,7 +69,7 @@ def run_trial(
     """Train one trial and report its end.
 
     Args:
-        config: number, key and overrides of the trial.
+        config: number, key and overrides of the trial; for a member of a population `until`, its segment's last epoch.
         experiment_json: the sweep's experiment, with absolute data paths.
         directory: the sweep's directory.
         started_in: where the user's own modules lie.
@@ -79,6 +81,9 @@ def run_trial(
         experiment = Experiment.model_validate_json(experiment_json).with_overrides(config["overrides"])
         trial = Path(directory) / "trials" / config["key"]
         trial.mkdir(parents=True, exist_ok=True)
+        if "until" in config:
+            experiment = paused_after(experiment, config["until"])
+            take(trial, experiment)
         if allocation.max_workers == 1:
             dataset = _dataset(experiment.data.model_dump_json(exclude_unset=True))
             device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")

@@ -150,3 +150,10 @@ def test_a_file_of_the_other_kind_is_told_apart(tmp_path: Path) -> None:
         Sweep.from_file(tmp_path / "e.yaml")
     with pytest.raises(ConfigError, match="holds a sweep, not an experiment"):
         Experiment.from_file(tmp_path / "s.yaml")
+
+
+def test_a_population_has_keys_of_its_own() -> None:
+    content = sweep({"optim.lr": {"loguniform": [1e-4, 1e-1]}}, algorithm="random", num_samples=4).model_dump(exclude_unset=True)
+    alone, members = make_plan(Sweep.from_dict(content)), make_plan(Sweep.from_dict({**content, "scheduler": {"name": "pbt"}}))
+    assert [t.overrides for t in alone.trials] == [t.overrides for t in members.trials]
+    assert not {t.key for t in alone.trials} & {t.key for t in members.trials}

@@ -1,0 +1,202 @@
+"""Population-based training (scheduler pbt): where each member stands, and what it trains next.
+
+Who copies whom is evolve.py, how weights move is train/clone.py. A member is one trial. It trains in segments of
+scheduler.interval epochs; when all members have ended a generation's segment, the worst copy the best, and the next
+generation starts. Ray Tune's own PopulationBasedTraining decides whenever a trial reports, so what is copied follows from the
+machine's timing; here it follows from the values alone, and a restart repeats it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray.tune.search import Searcher
+
+from raysweep.experiment import Experiment
+from raysweep.store.directory import SweepDirectory
+from raysweep.store.journal import JournalWriter
+from raysweep.train.clone import offer
+from raysweep.tune.evolve import Member, exploits
+from raysweep.tune.plan import Plan, PlannedTrial
+from raysweep.tune.recorder import SweepRecorder, TrialState
+from raysweep.tune.resume import Past
+from raysweep.tune.search import NotSaved, as_config
+
+
+def paused_after(experiment: Experiment, epoch: int) -> Experiment:
+    """The same training, paused after an epoch."""
+    changes: dict[str, Any] = {"train.epochs": epoch}
+    if experiment.optim.schedule == "cosine":
+        changes["optim.schedule_epochs"] = experiment.optim.schedule_epochs or experiment.train.epochs
+    return experiment.with_overrides(changes)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What a member trains next: its trial with the settings that it has now, and the last epoch."""
+
+    trial: PlannedTrial
+    until: int
+
+
+class PopulationRecorder(SweepRecorder):
+    """The population, which is told what its members did: the end of a segment is not the end of its trial.
+
+    Attributes:
+        generation: the one that trains now, from 1.
+        is_over: there is nothing left to train.
+
+    Args:
+        directory: the sweep's.
+        others: as SweepRecorder has them.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        journal: JournalWriter,
+        changed: Callable[[TrialState], None] = lambda _state: None,
+        past: Past | None = None,
+        to_run: Collection[str] = (),
+        *,
+        directory: SweepDirectory,
+    ) -> None:
+        super().__init__(plan, journal, changed, past=past, to_run=to_run)
+        self.generation, self.is_over = 1, False
+        self._directory, self._epochs = directory, plan.sweep.experiment.train.epochs
+        self._interval = plan.sweep.scheduler.interval
+        self._last_generation = math.ceil(self._epochs / self._interval)
+        self._rows: dict[int, dict[int, dict[str, Any]]] = {trial.number: {} for trial in plan.trials}
+        self._running: dict[str, int] = {}  # Ray Tune's ids and the members' numbers
+        self._newest: dict[int, str] = {}  # Ray Tune's id of each member's newest segment
+        self._copied: set[tuple[int, int]] = set()  # members and the generations after which they copied
+        for known in past.trials.values() if past else ():
+            if known.number in self._rows:
+                self._rows[known.number] = dict(known.rows)
+        for event in past.population if past else ():
+            if event["trial"] in self._rows:
+                self._copied.add((event["trial"], event["generation"]))
+                self._change(event["trial"], event["overrides"])
+
+    def _change(self, number: int, overrides: dict[str, Any]) -> None:
+        state = self.states[number]
+        state.trial = replace(state.trial, overrides=dict(overrides))
+
+    def started(self, trial_id: str) -> None:
+        state = self._state(trial_id)
+        if self._newest.setdefault(state.trial.number, trial_id) == trial_id:
+            super().started(trial_id)
+            return
+        # The member's next segment, which is no new attempt.
+        self._newest[state.trial.number] = trial_id
+        state.status = "running"
+        self._changed(state)
+
+    def row(self, trial_id: str, row: dict[str, Any]) -> bool:
+        is_new = super().row(trial_id, row)
+        if is_new:
+            self._rows[self._state(trial_id).trial.number][row["epoch"]] = row
+        return is_new
+
+    def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
+        if status in ("completed", "diverged") and self.generation < self._last_generation:
+            state = self._state(trial_id)
+            state.status = "waiting"
+            self._changed(state)
+        else:
+            super().ended(trial_id, status, reason)
+
+    def next_segment(self, trial_id: str) -> Segment | None:
+        """What Ray Tune's trial of this id trains; None where the generation's other members are waited for, or is_over.
+
+        Raises:
+            CheckpointError: weights cannot be copied.
+        """
+        while not self.is_over:
+            for number in sorted(self._rows):
+                if number not in self._running.values() and not self._is_done(number):
+                    self._running[trial_id] = number
+                    trial = self.states[number].trial
+                    self.assigned(trial_id, trial)
+                    return Segment(trial, self._last_epoch())
+            if self._running:
+                return None
+            self.is_over = self.generation == self._last_generation or not self._turned()
+            self.generation += not self.is_over
+        return None
+
+    def segment_ended(self, trial_id: str) -> None:
+        """Ray Tune's trial is over."""
+        self._running.pop(trial_id, None)
+
+    def _last_epoch(self) -> int:
+        return min(self.generation * self._interval, self._epochs)
+
+    def _diverged_at(self, number: int) -> dict[str, Any] | None:
+        """The row in which a member diverged in this generation."""
+        began = (self.generation - 1) * self._interval
+        rows = self._rows[number].items()
+        return next((row for epoch, row in rows if began < epoch <= self._last_epoch() and row.get("val_loss") is None), None)
+
+    def _has_trained(self, number: int) -> bool:
+        """Whether a member has come to the generation's end, or diverged on the way."""
+        return max(self._rows[number], default=0) >= self._last_epoch() or self._diverged_at(number) is not None
+
+    def _is_done(self, number: int) -> bool:
+        state = self.states[number]
+        if self.generation == self._last_generation or state.status in ("failed", "infeasible"):
+            return state.has_ended
+        return self._has_trained(number)
+
+    def _turned(self) -> bool:
+        """End a generation: the worst members copy the best. False where nobody is left to train on."""
+        # By rows, not by who failed since: a restart must find the same members.
+        numbers = [number for number in sorted(self._rows) if self._has_trained(number)]
+        if any(max(self._rows[number]) > self._last_epoch() for number in numbers):
+            return True  # it was ended before a restart; a failed member that is tried again only follows
+        metric = self.plan.sweep.objective.metric
+        members = [
+            Member(n, self.states[n].trial.overrides, self._rows[n].get(self._last_epoch(), {}).get(metric)) for n in numbers
+        ]
+        if all(member.value is None for member in members):
+            self._end_diverged(numbers)
+            return False
+        for exploit in exploits(members, self.plan.sweep, self.generation):
+            if (exploit.trial, self.generation) in self._copied:
+                continue
+            # The files come first: what stands in the journal, a restart does not do again.
+            offer(*(self._directory.trial(self.states[n].trial.key) for n in (exploit.donor, exploit.trial)))
+            fields: dict[str, Any] = {"generation": self.generation, "epoch": self._last_epoch(), "from": exploit.donor}
+            self._journal.event("population", trial=exploit.trial, **fields, overrides=exploit.overrides)
+            self._change(exploit.trial, exploit.overrides)
+            if self.states[exploit.trial].status == "diverged":  # in what was the last generation of a shorter sweep
+                self.states[exploit.trial].status = "waiting"
+        return True
+
+    def _end_diverged(self, numbers: list[int]) -> None:
+        """End all members: none has anything to copy."""
+        for number in numbers:
+            row = self._diverged_at(number) or {}
+            what = "train_loss" if row.get("train_loss") is None else "val_loss"
+            self._end(self.states[number], "diverged", {"what": what, "step": row.get("step"), "lr": row.get("lr")})
+
+
+class PopulationSearcher(NotSaved, Searcher):  # type: ignore[misc]
+    """Hands out a population's segments to Ray Tune, for which each is a trial of its own."""
+
+    def __init__(self, population: PopulationRecorder) -> None:
+        objective = population.plan.sweep.objective
+        super().__init__(metric=objective.metric, mode=objective.mode)
+        self._population = population
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        segment = self._population.next_segment(trial_id)
+        if segment is None:
+            return str(Searcher.FINISHED) if self._population.is_over else None
+        return {**as_config(segment.trial), "until": segment.until}
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        self._population.segment_ended(trial_id)
