@@ -17,7 +17,7 @@ from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
 from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
 from raysweep.space import Domain, DomainField
-from raysweep.sweep_settings import Budget, Objective, SchedulerConfig, SearchConfig
+from raysweep.sweep_settings import INDEPENDENT_RULES, Budget, Objective, SchedulerConfig, SearchConfig
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 
 __all__ = [
@@ -68,6 +68,12 @@ class Sweep(Section):
             mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
         elif self.scheduler.name != "none" and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
+        if self.scheduler.audit and self.scheduler.name not in INDEPENDENT_RULES:
+            rules = " or ".join(INDEPENDENT_RULES)
+            mistakes.append(
+                f"scheduler.audit {self.scheduler.audit:g} lets trials run on that scheduler.name {self.scheduler.name} stops: "
+                f"it needs {rules}, which stop each trial by itself; set one of them, or audit to 0"
+            )
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
         return self

@@ -10,6 +10,9 @@ from typing_extensions import Self
 
 from raysweep.settings import PositiveFloat, PositiveInt, Section
 
+INDEPENDENT_RULES = ("asha", "median")
+"""Schedulers that stop each trial by itself, at one of its epochs: it may run on, or others beside it, unseen by them."""
+
 
 class SearchConfig(Section):
     """How the space is walked."""
@@ -39,6 +42,9 @@ class SchedulerConfig(Section):
     """asha, hyperband: one in so many goes on past each rung."""
     min_samples: PositiveInt = 3
     """median: trials that must have reached an epoch before one is stopped there."""
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """asha, median, hyperband: this share of the trials that would be stopped, drawn by search.seed, runs on to the last epoch, so that
+    the report can say how often stopping was wrong."""
     interval: PositiveInt = 2
     """pbt: epochs of a generation, after which the worst members copy the best."""
     quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25

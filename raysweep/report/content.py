@@ -10,6 +10,7 @@ from raysweep.report import tables
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
 from raysweep.report.population import population_table, population_text
+from raysweep.report.stopping import stopping_table
 from raysweep.report.strip import read_samples, strip_figure
 from raysweep.report.workers import workers_table
 from raysweep.store.results import Results
@@ -39,6 +40,7 @@ class Content:
     workers: tables.Table
     population: tables.Table
     population_text: str
+    stopping: tables.Table | None
     facts: tables.Table
     settings: str
     command: str
@@ -61,6 +63,7 @@ def gather(results: Results) -> Content:
         workers=workers_table(results),
         population=population_table(results),
         population_text=population_text(results),
+        stopping=stopping_table(results),
         facts=tables.facts(results),
         settings=tables.settings_yaml(results),
         command=f"python -m raysweep.report {shlex.quote(str(directory))}",

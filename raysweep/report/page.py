@@ -62,6 +62,8 @@ def html_page(content: Content) -> str:
         body.append(_section("Failed trials", "".join(_failure(f) for f in content.failures)))
     if content.population.rows:
         body.append(_section("Population", f"<p>{_e(content.population_text)}</p>{_table(content.population)}"))
+    if content.stopping:
+        body.append(_section("Early stopping", _table(content.stopping)))
     if content.workers.rows:
         body.append(_section("What happened to the workers", _table(content.workers)))
     if content.facts.rows:
@@ -106,12 +108,14 @@ def _table(table: Table, header: bool = True) -> str:
         kind = "n" if place in table.numeric else ("l" if len(text) > _LONG else "")
         return f"<{tag}{f' class={chr(34)}{kind}{chr(34)}' if kind else ''}>{_e(text)}</{tag}>"
 
+    note = f'<p class="note">{_e(table.note)}</p>' if table.note else ""
+    if not table.rows:
+        return note
     head = f"<thead><tr>{''.join(cell('th', i, t) for i, t in enumerate(table.header))}</tr></thead>" if header else ""
     lines = []
     for number, row in enumerate(table.rows):
         mark = ' class="best"' if number == table.marked else ""
         lines.append(f"<tr{mark}>{''.join(cell('td', i, t) for i, t in enumerate(row))}</tr>")
-    note = f'<p class="note">{_e(table.note)}</p>' if table.note else ""
     return f'<div class="wide"><table>{head}<tbody>\n' + "\n".join(lines) + f"\n</tbody></table></div>{note}"
 
 
@@ -140,6 +144,8 @@ def markdown_page(content: Content) -> str:
             parts.append(_fenced(failure.traceback))
     if content.population.rows:
         parts += ["## Population", _m(content.population_text), markdown_table(content.population)]
+    if content.stopping:
+        parts += ["## Early stopping", markdown_table(content.stopping)]
     if content.workers.rows:
         parts += ["## What happened to the workers", markdown_table(content.workers)]
     if content.facts.rows:
@@ -149,7 +155,9 @@ def markdown_page(content: Content) -> str:
 
 
 def markdown_table(table: Table) -> str:
-    """A table of GitHub's Markdown; the marked row is bold."""
+    """A table of GitHub's Markdown; the marked row is bold. Of one without rows only the note is left."""
+    if not table.rows:
+        return _m(table.note)
     rule = ["---:" if i in table.numeric else "---" for i in range(len(table.header))]
     lines = [[_m(text) for text in table.header], rule]
     for number, row in enumerate(table.rows):

@@ -14,6 +14,7 @@ import pandas as pd
 
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
+from raysweep.store.audits import audited_trials
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
 from raysweep.store.population import population_frame, settings_columns, with_settings
@@ -111,6 +112,11 @@ class Results:
         if board.empty or board.loc[0, "status"] not in _RANKED or board[self.metric].isna().iloc[0]:
             return None
         return board.iloc[0]
+
+    @property
+    def audited(self) -> pd.DataFrame:
+        """The trials that ran on although the scheduler would have stopped them; columns as in audits.audited_trials."""
+        return audited_trials(self.trials, self.rows, self.ends, self.decisions, self.metric, self.mode)
 
     def best_directory(self) -> Path | None:
         """The directory of the best trial."""

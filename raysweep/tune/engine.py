@@ -271,10 +271,12 @@ def _replayed(job: _Job, scheduler: RecordingScheduler, recorder: SweepRecorder)
     to_run = {trial.key for trial in job.todo.to_run}
     statuses = {key: "" if key in to_run else trial.status for key, trial in job.past.trials.items()}
     numbers = {key: trial.number for key, trial in job.past.trials.items()}
-    stops = scheduler.replay(job.past.told, statuses, numbers)
+    stops = scheduler.replay(job.past.told, statuses, numbers, job.past.audited)
     for trial in job.todo.to_run:
         if trial.key in stops:
             recorder.stopped(trial.number, stops[trial.key])
+        if trial.key in scheduler.found_audits:
+            recorder.decided(trial.number, {"action": "audit", **scheduler.found_audits[trial.key]})
     return [trial for trial in job.todo.to_run if trial.key not in stops]
 
 

@@ -124,12 +124,16 @@ class SweepRecorder:
         self._journal.event(fields.pop("event"), durable=False, trial=self._numbers[trial_id], **fields)
 
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
-        """A scheduler has stopped a trial."""
-        self._journal.event("decision", durable=False, trial=self._numbers[trial_id], **decision)
+        """A scheduler has stopped a trial, or would have and it runs on."""
+        self.decided(self._numbers[trial_id], decision)
+
+    def decided(self, number: int, decision: dict[str, Any]) -> None:
+        """Something was decided about a trial, by its number."""
+        self._journal.event("decision", durable=False, trial=number, **decision)
 
     def stopped(self, number: int, reason: dict[str, Any]) -> None:
         """A scheduler stops a trial by what it had told before a restart."""
-        self._journal.event("decision", durable=False, trial=number, action="stop", **reason)
+        self.decided(number, {"action": "stop", **reason})
         self._end(self.states[number], "stopped", reason)
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:

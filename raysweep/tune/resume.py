@@ -54,6 +54,7 @@ class Past:
         size: of the journal when it was read, bytes.
         told: each row and each end in the journal's order, as (trial's key, row, or None for its end).
         population: its population events, in order.
+        decisions: what schedulers and contests decided, in order.
     """
 
     directory: SweepDirectory
@@ -63,6 +64,13 @@ class Past:
     trials: dict[str, PastTrial] = field(default_factory=dict)
     told: list[tuple[str, dict[str, Any] | None]] = field(default_factory=list)
     population: list[dict[str, Any]] = field(default_factory=list)
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def audited(self) -> dict[str, int]:
+        """Since which epoch trials are audited, by key."""
+        keys = {trial.number: trial.key for trial in self.trials.values()}
+        return {keys[d["trial"]]: d["epoch"] for d in self.decisions if d["action"] == "audit"}
 
 
 def read_past(directory: SweepDirectory) -> Past | None:
@@ -78,6 +86,7 @@ def read_past(directory: SweepDirectory) -> Past | None:
     by_number: dict[int, PastTrial] = {}
     told: list[tuple[str, dict[str, Any] | None]] = []
     population: list[dict[str, Any]] = []
+    decisions: list[dict[str, Any]] = []
     for event in read_events(directory.journal):
         name = event.pop("event")
         if name == "start":
@@ -87,6 +96,8 @@ def read_past(directory: SweepDirectory) -> Past | None:
         elif name == "population":
             population.append(event)
             by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
+        elif name == "decision":
+            decisions.append(event)
         elif name in ("run", "row", "end"):
             trial = by_number[event.pop("trial")]
             if name == "run":
@@ -101,7 +112,8 @@ def read_past(directory: SweepDirectory) -> Past | None:
     if not start.get("sweep"):
         return None
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal))
-    return Past(directory, sweep, start.get("data") or {}, size, {t.key: t for t in by_number.values()}, told, population)
+    trials = {t.key: t for t in by_number.values()}
+    return Past(directory, sweep, start.get("data") or {}, size, trials, told, population, decisions)
 
 
 def check_unchanged(past: Past) -> None:

@@ -13,8 +13,12 @@ from typing import Any, Protocol
 from ray.tune.schedulers import TrialScheduler
 
 from raysweep.config import Sweep
+from raysweep.tune.audit import Audit
 from raysweep.tune.rules import build, why_stopped
 from raysweep.tune.search import NotSaved, worst
+
+_TOLD_ENDS = ("completed", "stopped", "diverged", "failed")
+"""Ends after which Ray Tune tells a scheduler that a trial is complete."""
 
 
 class Recorder(Protocol):
@@ -29,7 +33,7 @@ class Recorder(Protocol):
         ...
 
     def decision(self, trial_id: str, decision: dict[str, Any]) -> None:
-        """A scheduler has stopped a trial."""
+        """A scheduler has stopped a trial (action `stop`), or would have and it runs on (`audit`)."""
         ...
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
@@ -63,6 +67,9 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
 
     Trials report {"row": JSON, "epoch": n, metric: value} for each epoch and {"end": JSON} when they end by themselves;
     either may carry "events", what happened to the trial's workers.
+
+    Attributes:
+        found_audits: why trials are audited of which no decision was handed to `replay`, by key.
     """
 
     def __init__(self, sweep: Sweep, recorder: Recorder) -> None:
@@ -74,6 +81,8 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._epochs = sweep.experiment.train.epochs
         self._last: dict[str, dict[str, Any]] = {}
         self._known: dict[str, Known] = {}
+        self._audit = Audit(sweep.search.seed, sweep.scheduler.audit)
+        self.found_audits: dict[str, dict[str, Any]] = {}
 
     def _as_known(self, trial: Any) -> Known:
         config = getattr(trial, "config", {})
@@ -87,6 +96,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         told: Iterable[tuple[str, dict[str, Any] | None]],
         statuses: Mapping[str, str],
         numbers: Mapping[str, int] = MappingProxyType({}),
+        audited: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, Any]]:
         """Show the schedulers what they saw before a restart, in the same order.
 
@@ -94,30 +104,38 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             told: each row, and None for an end, with the trial's key.
             statuses: how the trials have ended, by key; "" where they have not.
             numbers: the trials' numbers, by key.
+            audited: since which epoch trials are audited, by key.
 
         Returns:
             For trials that have not ended although a scheduler stops them at their newest row, why; by key.
         """
+        self._audit.knows(audited or {})
         stops: dict[str, dict[str, Any]] = {}
-        for key, row in told:
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = Known(key, numbers.get(key, 0))
-                self._inner.on_trial_add(None, known)
+        told = list(told)
+        # A trial that was interrupted, or was given more epochs, has more than one end.
+        last_ends = {key: place for place, (key, row) in enumerate(told) if row is None}
+        for place, (key, row) in enumerate(told):
+            known = self._known.setdefault(key, Known(key, numbers.get(key, 0)))
             if row is not None:
-                _, reason = self._decide(known, row)
+                if key not in self._last:
+                    self._inner.on_trial_add(None, known)
+                action, reason = self._decide(known, row, is_open=not statuses.get(key))
                 stops.pop(key, None)
-                if reason is not None:
+                if reason is not None and action == TrialScheduler.STOP:
                     stops[key] = reason
-            elif statuses.get(key) == "completed":
-                self._inner.on_trial_complete(None, known, self._last.get(key, {}))
+                elif reason is not None and key not in (audited or {}):
+                    self.found_audits[key] = reason
+            elif last_ends[key] == place and statuses.get(key) in _TOLD_ENDS and key in self._last and key not in self._audit:
+                self._completed(None, known)
         return {key: reason for key, reason in stops.items() if not statuses.get(key)}
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:
         return metric is None and mode is None
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._inner.on_trial_add(tune_controller, self._as_known(trial))
+        known = self._as_known(trial)
+        if known.trial_id not in self._audit:
+            self._inner.on_trial_add(tune_controller, known)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
         self._inner.on_trial_error(tune_controller, self._as_known(trial))
@@ -135,12 +153,18 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             return str(TrialScheduler.CONTINUE)  # told before a restart, and decided on then
         action, reason = self._decide(self._as_known(trial), row, tune_controller)
         if reason is not None:
-            self._recorder.decision(trial_id, {"action": "stop", **reason})
-            self._recorder.ended(trial_id, "stopped", reason)
+            is_stopped = action == TrialScheduler.STOP
+            self._recorder.decision(trial_id, {"action": "stop" if is_stopped else "audit", **reason})
+            if is_stopped:
+                self._recorder.ended(trial_id, "stopped", reason)
         return action
 
-    def _decide(self, known: Known, row: dict[str, Any], tune_controller: Any = None) -> tuple[str, dict[str, Any] | None]:
-        """What the scheduler makes of a row, and why where it stops the trial."""
+    def _decide(
+        self, known: Known, row: dict[str, Any], tune_controller: Any = None, is_open: bool = True
+    ) -> tuple[str, dict[str, Any] | None]:
+        """What the scheduler makes of a row, and why where it stops the trial, or would: an audited one goes on."""
+        if self._audit.hides(known.trial_id, row["epoch"]):
+            return str(TrialScheduler.CONTINUE), None
         value = row.get(self._metric_name)
         shown = {"epoch": row["epoch"], self._metric_name: worst(self._mode) if value is None else value}
         self._last[known.trial_id] = shown
@@ -151,15 +175,28 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             return str(TrialScheduler.CONTINUE), None
         if action == TrialScheduler.STOP:
             reason = {"rule": self._name, "epoch": row["epoch"], "metric": self._metric_name, "value": value, **context}
+            if self._audit.takes(known.trial_id, row["epoch"], is_open):
+                self._completed(tune_controller, known)  # which is what Ray Tune tells the rule of a trial that it stopped
+                return str(TrialScheduler.CONTINUE), reason
             return str(action), reason
         return str(action), None
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         known = self._as_known(trial)
-        self._inner.on_trial_complete(tune_controller, known, self._last.get(known.trial_id, {}))
+        if known.trial_id not in self._audit:
+            self._completed(tune_controller, known)
+
+    def _completed(self, tune_controller: Any, known: Known) -> None:
+        last = self._last.get(known.trial_id)
+        if last is None:  # it ended before its first epoch did: the median rule would look for the epoch of its result
+            self._inner.on_trial_remove(tune_controller, known)
+        else:
+            self._inner.on_trial_complete(tune_controller, known, last)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._inner.on_trial_remove(tune_controller, self._as_known(trial))
+        known = self._as_known(trial)
+        if known.trial_id not in self._audit:
+            self._inner.on_trial_remove(tune_controller, known)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
         return self._inner.choose_trial_to_run(tune_controller)

@@ -217,7 +217,7 @@ class Played:
             self.scheduler.on_trial_add(None, self.live[key])
         row = json.dumps({"epoch": epoch, "val_loss": loss})
         action = self.scheduler.on_trial_result(None, self.live[key], {"epoch": epoch, "row": row, "val_loss": loss})
-        if epoch == self.epochs:
+        if action == "STOP" or epoch == self.epochs:
             self.scheduler.on_trial_complete(None, self.live[key], {})
         return action
 
@@ -263,6 +263,26 @@ def test_a_stop_that_the_journal_does_not_have_yet_is_found_again() -> None:
     assert set(stops) == {"b"}
     assert (stops["b"]["rule"], stops["b"]["rung"], stops["b"]["cutoff"]) == ("asha", 1, pytest.approx(0.1))
     assert played.scheduler.replay([], {}) == {}
+
+
+def test_a_trial_that_ended_more_than_once_is_replayed_to_its_last_end() -> None:
+    played = Played({"name": "asha", "reduction_factor": 2}, 8)
+    rows: list[dict[str, Any] | None] = [{"epoch": epoch, "val_loss": 0.5} for epoch in range(1, 9)]
+    told = [("a", row) for row in [*rows[:4], None, *rows[4:], None]]  # four epochs, then four were added
+    assert played.scheduler.replay(told, {"a": "completed"}) == {}
+
+
+def test_a_stopped_trial_counts_for_the_others_as_before_the_restart() -> None:
+    events = [
+        ("g", 1, 0.69), ("e", 1, 0.7), ("e", 2, 0.7), ("c", 1, 0.45), ("a", 1, 0.1), ("a", 2, 0.1), ("c", 2, 0.9), ("g", 2, 0.69),
+    ]  # fmt: skip
+    settings = {"name": "median", "min_samples": 2}
+    whole, again = Played(settings, 8), Played(settings, 8)
+    actions = [whole.report(*event, run=1) for event in events]
+    assert actions[-2:] == ["STOP", "CONTINUE"], "c's mean, its stop counted as Ray Tune does, lies above g's value"
+    told: list[tuple[str, dict[str, Any] | None]] = [(k, {"epoch": epoch, "val_loss": loss}) for k, epoch, loss in events[:-1]]
+    again.scheduler.replay([*told, ("c", None)], {"g": "", "e": "", "a": "", "c": "stopped"})
+    assert again.report(*events[-1], run=2) == "CONTINUE"
 
 
 def test_tpe_goes_on_from_what_was_tried(tmp_path: Path) -> None:

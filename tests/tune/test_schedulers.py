@@ -137,3 +137,12 @@ def test_what_happened_to_the_workers_is_told_before_the_row() -> None:
     fed.scheduler.on_trial_result(None, trial, {"end": json.dumps({"status": "completed", "reason": {}}), "events": events})
     assert [told[0] for told in fed.recorder.told] == ["happened", "row", "happened", "ended"]
     assert fed.recorder.told[0] == ("happened", "a", {"event": "resize", "from": 1, "to": 2})
+
+
+def test_a_trial_that_fails_before_its_first_epoch_is_none_of_the_medians() -> None:
+    fed = Fed({"name": "median", "min_samples": 1})
+    broken = Trial("broken")
+    fed.scheduler.on_trial_add(None, broken)
+    fed.scheduler.on_trial_result(None, broken, {"end": json.dumps({"status": "failed", "reason": {}})})
+    fed.scheduler.on_trial_complete(None, broken, {})
+    assert fed.report("a", 1, 0.5) == "CONTINUE"
