@@ -17,7 +17,7 @@ from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
 from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
 from raysweep.space import Domain, DomainField
-from raysweep.sweep_settings import INDEPENDENT_RULES, Budget, Objective, SchedulerConfig, SearchConfig
+from raysweep.sweep_settings import INDEPENDENT_RULES, SEED, Budget, Objective, SchedulerConfig, SearchConfig
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 
 __all__ = [
@@ -68,6 +68,7 @@ class Sweep(Section):
             mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
         elif self.scheduler.name != "none" and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
+        mistakes += self._mistakes_in_seeds()
         if self.scheduler.audit and self.scheduler.name not in INDEPENDENT_RULES:
             rules = " or ".join(INDEPENDENT_RULES)
             mistakes.append(
@@ -77,6 +78,30 @@ class Sweep(Section):
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
         return self
+
+    def _mistakes_in_seeds(self) -> list[str]:
+        mistakes, seeds, contenders, rule = [], self.search.seeds, self.search.contenders, self.scheduler.name
+        first = self.experiment.train.seed
+        if seeds > 1 and SEED in self.space:
+            mistakes.append(f"space.{SEED}: search.seeds {seeds} sets the seed of each trial; leave one of the two out")
+        if first + seeds > 2**31:
+            mistakes.append(f"search.seeds {seeds}: {SEED} {first} + {seeds - 1} is not below 2**31; lower {SEED}")
+        if seeds > 1 and rule not in ("none", "hyperband", *INDEPENDENT_RULES):
+            mistakes.append(
+                f"search.seeds {seeds}: scheduler.name {rule} changes the settings of its trials while they run, so they are no "
+                "configurations that a seed could repeat; set search.seeds to 1"
+            )
+        if contenders and seeds < 3:
+            mistakes.append(
+                f"search.contenders {contenders} needs search.seeds of at least 3, got {seeds}: the seed that makes a contender "
+                "does not count, and a difference takes two more"
+            )
+        if contenders and rule not in ("none", *INDEPENDENT_RULES):
+            mistakes.append(
+                f"search.contenders {contenders} trains further seeds unseen by the scheduler: scheduler.name must be none, "
+                f"{' or '.join(INDEPENDENT_RULES)}, got {rule}"
+            )
+        return mistakes
 
     def _mistakes_in_start(self) -> list[str]:
         mistakes = []

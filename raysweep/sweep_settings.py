@@ -14,6 +14,10 @@ INDEPENDENT_RULES = ("asha", "median")
 """Schedulers that stop each trial by itself, at one of its epochs: it may run on, or others beside it, unseen by them."""
 
 
+SEED = "train.seed"
+"""The setting in which the trials of one configuration differ when search.seeds is above 1; its first trial does not set it."""
+
+
 class SearchConfig(Section):
     """How the space is walked."""
 
@@ -21,11 +25,15 @@ class SearchConfig(Section):
     """grid: every combination. random: distinct draws. sobol: draws that fill the space evenly. Optuna's, which learn: tpe
     (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only)."""
     num_samples: PositiveInt | None = None
-    """The number of trials, 16 when null; not for grid. `grid` domains count as `choice` for the others."""
+    """The number of configurations, 16 when null; not for grid. `grid` domains count as `choice` for the others."""
     start_with: list[dict[str, Any]] = []
     """Points to try first, each with a value for every setting of the space."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The same seed gives the same list of trials (those that learn: with one trial at a time)."""
+    seeds: PositiveInt = 1
+    """Train each configuration with so many seeds: train.seed, train.seed + 1, ...; with contenders, at most so many."""
+    contenders: Annotated[int, Field(ge=2)] | None = None
+    """Train each configuration with one seed, then so many of the best with one more after the other, until one is left."""
     max_concurrent: PositiveInt | None = None
     """Run at most so many trials at once; null: as many as the resources carry."""
 
@@ -43,8 +51,8 @@ class SchedulerConfig(Section):
     min_samples: PositiveInt = 3
     """median: trials that must have reached an epoch before one is stopped there."""
     audit: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """asha, median, hyperband: this share of the trials that would be stopped, drawn by search.seed, runs on to the last epoch, so that
-    the report can say how often stopping was wrong."""
+    """asha, median, hyperband: this share of the trials that would be stopped, drawn by search.seed, runs on to the last epoch,
+    so that the report can say how often stopping was wrong."""
     interval: PositiveInt = 2
     """pbt: epochs of a generation, after which the worst members copy the best."""
     quantile: Annotated[float, Field(gt=0, le=0.5)] = 0.25

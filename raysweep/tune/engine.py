@@ -23,6 +23,7 @@ from raysweep.train.run import Say, manifest, write_examples
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.recorder import SweepRecorder, TrialState
 from raysweep.tune.resume import Past, Work, check_unchanged, describe, found
+from raysweep.tune.seeds import is_unseen
 
 if TYPE_CHECKING:
     from raysweep.tune.schedulers import RecordingScheduler
@@ -88,7 +89,7 @@ def run_sweep(
     plan, past, todo = found(sweep, storage, fresh, retry_failed, say)
     if past is not None:
         say(describe(plan, past, todo, retry_failed))
-        if not todo.to_run and len(plan.trials) >= plan.num_planned:
+        if not todo.to_run and len(plan.trials) >= plan.num_planned and not past.untold:
             statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]
             return Finished(past.directory, "completed", statuses)
     if running_cluster() is None:
@@ -221,7 +222,7 @@ def _tune(
     if isinstance(recorder, PopulationRecorder):
         search_alg: Any = PopulationSearcher(recorder)
     else:
-        search_alg = searcher(plan, to_run, recorder.assigned, recorder.objective)
+        search_alg = searcher(plan, to_run, recorder.assigned, recorder.objective, recorder)
     end = SweepEnd(sweep.budget, recorder)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
@@ -258,6 +259,7 @@ def _tune(
             # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.
             free_leftovers(trial.key for trial in plan.trials)
     done = all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned
+    done = done and not plan.has_contest
     return end.reason if end.reason and not done else "completed"
 
 
@@ -271,7 +273,12 @@ def _replayed(job: _Job, scheduler: RecordingScheduler, recorder: SweepRecorder)
     to_run = {trial.key for trial in job.todo.to_run}
     statuses = {key: "" if key in to_run else trial.status for key, trial in job.past.trials.items()}
     numbers = {key: trial.number for key, trial in job.past.trials.items()}
-    stops = scheduler.replay(job.past.told, statuses, numbers, job.past.audited)
+    # Further seeds of a contest are not shown to the scheduler.
+    unseen = {key for key, trial in job.past.trials.items() if is_unseen(job.plan.sweep, trial.overrides)}
+    told = [(key, row) for key, row in job.past.told if key not in unseen]
+    stops = scheduler.replay(told, statuses, numbers, job.past.audited)
+    for decision in job.past.untold:
+        recorder.decided(decision["trial"], {name: value for name, value in decision.items() if name != "trial"})
     for trial in job.todo.to_run:
         if trial.key in stops:
             recorder.stopped(trial.number, stops[trial.key])

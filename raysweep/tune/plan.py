@@ -18,6 +18,7 @@ from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, with_absolute_paths
+from raysweep.tune.seeds import with_seeds
 
 DEFAULT_SAMPLES = 16
 _MAX_DRAWS_PER_TRIAL = 100
@@ -42,7 +43,9 @@ class Plan:
         sweep: its experiment has absolute data paths.
         prepared: one corner of the space, for the facts about the images.
         trials: all of them (grid, random, sobol), or those asked for so far.
-        num_planned: how many there will be.
+        num_planned: how many there will be, as far as is known.
+        num_configurations: how many different settings those are; each may be trained with several seeds.
+        has_contest: whether the best configurations have still to be told apart by further seeds.
         notes: what a user should know about the plan.
     """
 
@@ -51,10 +54,24 @@ class Plan:
     trials: list[PlannedTrial]
     num_planned: int
     notes: list[str] = field(default_factory=list)
+    num_configurations: int = 0
+    has_contest: bool = False
 
     def __post_init__(self) -> None:
         self._datasets: dict[str, Dataset] = {_data_id(self.prepared.experiment): self.prepared.dataset}
         self._keys = {trial.key for trial in self.trials}
+        self._numbers: dict[str, int] = {}
+        self._next_number = len(self.trials)
+
+    def goes_on(self, numbers: Mapping[str, int], following: int) -> None:
+        """From now on trials get the numbers that a journal knows by their keys, new ones those from `following` upwards."""
+        self._numbers, self._next_number = dict(numbers), following
+
+    def _number(self, key: str) -> int:
+        if key in self._numbers:
+            return self._numbers[key]
+        self._next_number += 1
+        return self._next_number - 1
 
     def experiment(self, overrides: Mapping[str, Any]) -> Experiment:
         """The experiment of a trial."""
@@ -83,14 +100,14 @@ class Plan:
             return None
         # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.
         shown = {name: _plain(experiment.get(name)) for name in overrides}
-        return self._append(PlannedTrial(len(self.trials), key, shown, model))
+        return self._append(PlannedTrial(self._number(key), key, shown, model))
 
     def add_infeasible(self, overrides: Mapping[str, Any], why: str) -> PlannedTrial | None:
         """Plan a trial that cannot be trained, so that it has its row in the results; None where it is planned already."""
         key = infeasible_key(self.sweep.experiment, overrides, self.prepared.dataset.fingerprint)
         if key in self._keys:
             return None
-        return self._append(PlannedTrial(len(self.trials), key, dict(overrides), ModelFacts(0, False), why))
+        return self._append(PlannedTrial(self._number(key), key, dict(overrides), ModelFacts(0, False), why))
 
     def _append(self, trial: PlannedTrial) -> PlannedTrial:
         self.trials.append(trial)
@@ -155,7 +172,7 @@ def make_plan(sweep: Sweep) -> Plan:
             raise ConfigError(f"search.start_with.{number}: {error}") from None
     if sweep.search.algorithm == "grid":
         _plan_grid(plan)
-        return plan
+        return with_seeds(plan)
     distinct = num_combinations(sweep)
     if distinct < wanted:
         plan.num_planned = int(distinct)
@@ -167,7 +184,7 @@ def make_plan(sweep: Sweep) -> Plan:
                 break
             plan.add(next(source))
         plan.num_planned = len(plan.trials)
-    return plan
+    return with_seeds(plan)
 
 
 def _plan_grid(plan: Plan) -> None:

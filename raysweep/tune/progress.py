@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from raysweep.report.tables import shortened
+from raysweep.sweep_settings import SEED
 from raysweep.tune.engine import Watcher
 from raysweep.tune.recorder import SweepRecorder, TrialState
 
@@ -64,8 +65,9 @@ class Progress(Watcher):
             self._live = None
 
     def settings(self, state: TrialState) -> str:
-        """`lr 0.001, depth 2`."""
-        return ", ".join(f"{short} {number(state.trial.overrides[key])}" for key, short in self._names.items())
+        """`lr 0.001, depth 2`, with its seed where that is a further one."""
+        shown = {**self._names, **({SEED: "seed"} if SEED in state.trial.overrides else {})}
+        return ", ".join(f"{short} {number(state.trial.overrides[key])}" for key, short in shown.items())
 
     def line(self, state: TrialState) -> Text:
         """One line for a trial that has ended."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from raysweep.store.journal import JournalWriter
+from raysweep.tune.contest import CONTENDERS
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.resume import Past
+from raysweep.tune.resume import Past, stands
 
 
 @dataclass
@@ -33,6 +34,7 @@ class SweepRecorder:
     """Writes what happens to the journal and keeps the state of every trial; trials go by Ray Tune's ids.
 
     Attributes:
+        contest: what was decided in contests, in order, over all starts of the sweep.
         device_seconds: seconds of all epochs times their workers, over all starts of the sweep.
         why_ended: why the sweep ends before its trials do; "" where it does not.
 
@@ -61,6 +63,7 @@ class SweepRecorder:
         self._epochs_done = 0
         self.why_ended = ""
         self.device_seconds = sum(_device_seconds(row) for t in (past.trials.values() if past else ()) for row in t.rows.values())
+        self.contest = [d for d in (past.decisions if past else ()) if d.get("rule") == CONTENDERS]
         self._past = past.trials if past else {}
         self._to_run = set(to_run)
         self._epochs_before = past.sweep.experiment.train.epochs if past else 0
@@ -93,7 +96,16 @@ class SweepRecorder:
         """Ray Tune's id of a trial; a trial that a searcher has just thought of is planned by it."""
         self._numbers[trial_id] = trial.number
         if trial.number not in self.states:
+            self._to_run.add(trial.key)
             self._planned(trial)
+
+    def known(self, trial: PlannedTrial) -> TrialState | None:
+        """How a trial stands; one that an earlier start has trained to an end that stands is planned by it. None: not begun."""
+        before = self._past.get(trial.key)
+        epochs = self.plan.sweep.experiment.train.epochs
+        if trial.number not in self.states and before is not None and stands(before, epochs):
+            self._planned(trial)
+        return self.states.get(trial.number)
 
     def started(self, trial_id: str) -> None:
         """A trial's actor has it."""
@@ -130,6 +142,8 @@ class SweepRecorder:
     def decided(self, number: int, decision: dict[str, Any]) -> None:
         """Something was decided about a trial, by its number."""
         self._journal.event("decision", durable=False, trial=number, **decision)
+        if decision.get("rule") == CONTENDERS:
+            self.contest.append({"trial": number, **decision})
 
     def stopped(self, number: int, reason: dict[str, Any]) -> None:
         """A scheduler stops a trial by what it had told before a restart."""

@@ -11,7 +11,9 @@ from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
+from raysweep.tune.contest import go_on
 from raysweep.tune.plan import Plan, PlannedTrial, make_plan
+from raysweep.tune.seeds import add_seeds
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
 """Ends that stand; an interrupted trial, or one whose sweep was killed or out of budget, goes on."""
@@ -55,6 +57,7 @@ class Past:
         told: each row and each end in the journal's order, as (trial's key, row, or None for its end).
         population: its population events, in order.
         decisions: what schedulers and contests decided, in order.
+        untold: decisions of a contest that follow from all this and that it does not hold.
     """
 
     directory: SweepDirectory
@@ -65,6 +68,7 @@ class Past:
     told: list[tuple[str, dict[str, Any] | None]] = field(default_factory=list)
     population: list[dict[str, Any]] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
+    untold: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def audited(self) -> dict[str, int]:
@@ -164,7 +168,7 @@ def adopt(plan: Plan, past: Past) -> None:
 
     A plan that a searcher fills starts with the journal's trials.
     """
-    if not plan.trials:
+    if len(plan.trials) < plan.num_configurations:
         for old in sorted(past.trials.values(), key=lambda t: t.number):
             if set(old.overrides) == set(plan.sweep.space):
                 plan.add(old.overrides)
@@ -174,6 +178,7 @@ def adopt(plan: Plan, past: Past) -> None:
         number = known.number if known else following
         following += known is None
         plan.trials[place] = replace(trial, number=number)
+    plan.goes_on({t.key: t.number for t in past.trials.values()}, following)
 
 
 @dataclass(frozen=True)
@@ -193,11 +198,16 @@ def work(plan: Plan, past: Past | None, retry_failed: bool) -> Work:
     found = Work([], [])
     for trial in plan.trials:
         known = past.trials.get(trial.key) if past else None
-        stands = known is not None and known.status in FINAL and not (
-            (known.status == "completed" and known.last_epoch < epochs) or (known.status == "failed" and retry_failed)
-        )  # fmt: skip
-        (found.done if stands or trial.infeasible else found.to_run).append(trial)
+        is_done = known is not None and stands(known, epochs, retry_failed)
+        (found.done if is_done or trial.infeasible else found.to_run).append(trial)
     return found
+
+
+def stands(known: PastTrial, epochs: int, retry_failed: bool = False) -> bool:
+    """Whether a trial's end stands: it is one, there is no epoch to add, and it is no failure that is to be tried again."""
+    return known.status in FINAL and not (
+        (known.status == "completed" and known.last_epoch < epochs) or (known.status == "failed" and retry_failed)
+    )
 
 
 def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
@@ -236,7 +246,24 @@ def found(
     past = None if fresh else _past(storage, plan, say)
     if past is not None:
         adopt(plan, past)
+        add_seeds(plan)
+        _play_contest(plan, past, retry_failed)
     return plan, past, work(plan, past, retry_failed)
+
+
+def _play_contest(plan: Plan, past: Past, retry_failed: bool) -> None:
+    objective, epochs = plan.sweep.objective, plan.sweep.experiment.train.epochs
+    better = min if objective.mode == "min" else max
+
+    def outcome(trial: PlannedTrial) -> tuple[str, float | None, dict[str, Any]] | None:
+        known = past.trials.get(trial.key)
+        if known is None or not stands(known, epochs, retry_failed):
+            return None
+        values = [row[objective.metric] for row in known.rows.values() if row.get(objective.metric) is not None]
+        return known.status, better(values) if values else None, known.reason
+
+    contest = go_on(plan, outcome)
+    past.untold = contest.untold(past.decisions) if contest else []
 
 
 def _past(storage: Path, plan: Plan, say: Callable[[str], None]) -> Past | None:

@@ -16,6 +16,7 @@ from raysweep.config import Sweep
 from raysweep.tune.audit import Audit
 from raysweep.tune.rules import build, why_stopped
 from raysweep.tune.search import NotSaved, worst
+from raysweep.tune.seeds import is_unseen
 
 _TOLD_ENDS = ("completed", "stopped", "diverged", "failed")
 """Ends after which Ray Tune tells a scheduler that a trial is complete."""
@@ -82,6 +83,8 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._last: dict[str, dict[str, Any]] = {}
         self._known: dict[str, Known] = {}
         self._audit = Audit(sweep.search.seed, sweep.scheduler.audit)
+        self._sweep = sweep
+        self._unseen: set[str] = set()
         self.found_audits: dict[str, dict[str, Any]] = {}
 
     def _as_known(self, trial: Any) -> Known:
@@ -89,7 +92,12 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         key = config.get("key", trial.trial_id)
         known = self._known.setdefault(key, Known(key, config.get("number", 0)))
         known.trial = trial
+        if is_unseen(self._sweep, getattr(trial, "config", {}).get("overrides", {})):
+            self._unseen.add(key)
         return known
+
+    def _is_hidden(self, known: Known) -> bool:
+        return known.trial_id in self._audit or known.trial_id in self._unseen
 
     def replay(
         self,
@@ -134,7 +142,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         known = self._as_known(trial)
-        if known.trial_id not in self._audit:
+        if not self._is_hidden(known):
             self._inner.on_trial_add(tune_controller, known)
 
     def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
@@ -163,7 +171,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self, known: Known, row: dict[str, Any], tune_controller: Any = None, is_open: bool = True
     ) -> tuple[str, dict[str, Any] | None]:
         """What the scheduler makes of a row, and why where it stops the trial, or would: an audited one goes on."""
-        if self._audit.hides(known.trial_id, row["epoch"]):
+        if self._audit.hides(known.trial_id, row["epoch"]) or known.trial_id in self._unseen:
             return str(TrialScheduler.CONTINUE), None
         value = row.get(self._metric_name)
         shown = {"epoch": row["epoch"], self._metric_name: worst(self._mode) if value is None else value}
@@ -183,7 +191,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
         known = self._as_known(trial)
-        if known.trial_id not in self._audit:
+        if not self._is_hidden(known):
             self._completed(tune_controller, known)
 
     def _completed(self, tune_controller: Any, known: Known) -> None:
@@ -195,7 +203,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
         known = self._as_known(trial)
-        if known.trial_id not in self._audit:
+        if not self._is_hidden(known):
             self._inner.on_trial_remove(tune_controller, known)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ray.tune.search import Searcher
 
 from raysweep.tune.plan import Plan, PlannedTrial
+
+if TYPE_CHECKING:
+    from raysweep.tune.recorder import SweepRecorder
 
 _WORST = 1e30  # finite, so that a searcher which ranks by value ranks it last
 LEARNING = ("tpe", "gp", "cmaes")
@@ -68,9 +71,26 @@ class ListedSearcher(NotSaved, Searcher):  # type: ignore[misc]
 
 
 def searcher(
+    plan: Plan,
+    to_run: Sequence[PlannedTrial],
+    assigned: Assigned,
+    objective: Callable[[int], float | None],
+    recorder: SweepRecorder | None = None,
+) -> Searcher:
+    """The searcher of a sweep; `objective` as OptunaSearcher has it, `recorder` knows what a contest asks."""
+    from raysweep.tune.seed_search import ContestSearcher, MeanSearcher
+
+    search = plan.sweep.search
+    if plan.has_contest and recorder is not None:
+        return ContestSearcher(plan, to_run, recorder, _one_seed)
+    if search.seeds > 1 and search.algorithm in LEARNING:
+        return MeanSearcher(plan, to_run, assigned, objective, _one_seed)
+    return _one_seed(plan, to_run, assigned, objective)
+
+
+def _one_seed(
     plan: Plan, to_run: Sequence[PlannedTrial], assigned: Assigned, objective: Callable[[int], float | None]
 ) -> Searcher:
-    """The searcher of a sweep; `objective` as OptunaSearcher has it."""
     if plan.sweep.search.algorithm in LEARNING:
         from raysweep.tune.optuna_search import OptunaSearcher
 
