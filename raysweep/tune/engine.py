@@ -276,7 +276,7 @@ def _replayed(job: _Job, scheduler: RecordingScheduler, recorder: SweepRecorder)
     # Further seeds of a contest are not shown to the scheduler.
     unseen = {key for key, trial in job.past.trials.items() if is_unseen(job.plan.sweep, trial.overrides)}
     told = [(key, row) for key, row in job.past.told if key not in unseen]
-    stops = scheduler.replay(told, statuses, numbers, job.past.audited)
+    stops = scheduler.replay(told, statuses, numbers=numbers, audited=job.past.audited)
     for decision in job.past.untold:
         recorder.decided(decision["trial"], {name: value for name, value in decision.items() if name != "trial"})
     for trial in job.todo.to_run:

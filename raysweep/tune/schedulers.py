@@ -103,6 +103,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self,
         told: Iterable[tuple[str, dict[str, Any] | None]],
         statuses: Mapping[str, str],
+        *,
         numbers: Mapping[str, int] = MappingProxyType({}),
         audited: Mapping[str, int] | None = None,
     ) -> dict[str, dict[str, Any]]:

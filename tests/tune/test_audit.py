@@ -157,7 +157,7 @@ def test_a_restart_at_any_moment_changes_no_decision_of_an_audited_sweep(
             told.append((key, None))
     decided = {k: d for k, d in whole.told.decisions.items() if any(e[:2] == (k, d["epoch"]) for e in events[:place])}
     again = Played(sweep(0.5, scheduler))
-    again.scheduler.replay(told, statuses, {k: d["epoch"] for k, d in decided.items() if d["action"] == "audit"})
+    again.scheduler.replay(told, statuses, audited={k: d["epoch"] for k, d in decided.items() if d["action"] == "audit"})
     assert again.scheduler.found_audits == {}, "the journal has them all"
     for key, epoch, loss, action in events[place:]:
         assert again.report(key, epoch, loss) == action
@@ -175,7 +175,7 @@ def test_an_audit_that_the_journal_does_not_have_yet_is_found_again() -> None:
 def test_what_was_decided_stands_when_the_share_is_changed() -> None:
     told: list[tuple[str, dict[str, Any] | None]] = [("a", {"epoch": 1, "val_loss": 0.1}), ("b", {"epoch": 1, "val_loss": 0.9})]
     fewer = Played(sweep(0.0, SCHEDULERS[0]))
-    assert fewer.scheduler.replay(told, {"a": "", "b": ""}, {"b": 1}) == {}, "an audited trial goes on"
+    assert fewer.scheduler.replay(told, {"a": "", "b": ""}, audited={"b": 1}) == {}, "an audited trial goes on"
     assert fewer.report("b", 2, 0.8) == "CONTINUE"
     more = Played(sweep(1.0, SCHEDULERS[0]))
     more.scheduler.replay([*told, ("b", None)], {"a": "", "b": "stopped"})

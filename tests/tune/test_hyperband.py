@@ -143,7 +143,7 @@ def test_a_restart_at_any_moment_changes_no_bracket_and_no_decision(draws: int, 
             statuses[f"key{number}"] = "stopped"
             told.append((f"key{number}", None))
     again = Played(run=1)
-    assert again.scheduler.replay(told, statuses, {f"key{n}": n for n in range(16)}) == {}
+    assert again.scheduler.replay(told, statuses, numbers={f"key{n}": n for n in range(16)}) == {}
     for number, epoch, loss, action in events[place:]:
         assert again.report(number, epoch, loss) == action
     before = [{k: v for k, v in d.items() if k != "trial"} for d in whole.told.decisions]
