@@ -34,7 +34,7 @@ from raysweep.train.sizing import Resizer
 
 EPOCHS, STEPS, EPOCH_S = 27, 100, 60.0
 EFFICIENCY, PAUSE_S, START_S, FIXED_START_S, CHECK_S, MOST = 0.8, 8.6, 8.2, 0.5, 10.0, 8
-REAL_EPOCHS = 14
+REAL_EPOCHS = 12
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=40)
     parser.add_argument("--efficiency", type=float, default=EFFICIENCY, help="what a doubling keeps (default: %(default)s)")
     parser.add_argument("--epoch-s", type=float, default=EPOCH_S, help="of one worker (default: %(default)s)")
-    parser.add_argument("--real", action="store_true", help="also one real sweep each on 2 CPUs, about 5 minutes")
+    parser.add_argument("--real", action="store_true", help="also one real sweep each on 2 CPUs, about 4 minutes")
     options = parser.parse_args()
     world = World(options.trials, options.trials, 0, efficiency=options.efficiency, epoch_s=options.epoch_s)
     numbers = {"trials": float(world.trials), "efficiency": world.efficiency, "epoch_s": world.epoch_s, "pause_s": PAUSE_S}

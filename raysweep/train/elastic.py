@@ -170,7 +170,8 @@ class _Follow:
 
     def __init__(self, run: _Run, start: Start, group: _Group) -> None:
         self._run, self._start, self._number = run, start, group.number
-        self._mailbox, self._workers, self._began = group.mailbox, group.workers, time.time()
+        self._mailbox, self._workers = group.mailbox, group.workers
+        self._at_gate = time.time() if group.mailbox.is_ready() else 0.0
         self._next_group: _Group | None = None
         self._pulse: Pulse | None = None
         self._drained: set[str] = set()
@@ -204,9 +205,12 @@ class _Follow:
             raise raised
 
     def _look(self) -> None:
+        if not self._at_gate and self._mailbox.is_ready():
+            self._at_gate = time.time()
         pulse = self._mailbox.pulse() or self._pulse
         if pulse is not None and pulse.first_step_at and not self.start_s:
-            self.start_s = pulse.first_step_at - self._began
+            # What a planned resize costs: its trainer comes up to the gate while the attempt before trains on.
+            self.start_s = max(LOOK_S, pulse.first_step_at - self._at_gate)
             self._resizer = self._run.resizer(self._number, self.start_s)
             self._start.stepped(self._number, pulse.first_step, pulse.first_step_at)
         self._pulse = pulse

@@ -54,6 +54,7 @@ class PlayedWorkers:
     scripts: list[dict[int, Any]] = []
     world: World
     checkpoint = 0
+    slow_trainer_s = 0.0  # of the next one, up to the gate
 
     def __init__(
         self, experiment: Any, directory: Path, attempt: int, number: int, cpus: int, gpus: float, started_in: str
@@ -63,7 +64,12 @@ class PlayedWorkers:
         self.number, self.step, self.has_begun, self.has_ended = number, 0, False, False
         self.saves, self.ray_error, self.script = 0, None, dict[int, Any]()
         self.micro_batch = experiment.train.micro_batch
-        (self.gate / "ready").touch()
+        self.ready_at, PlayedWorkers.slow_trainer_s = self.world.now + self.slow_trainer_s, 0.0
+        self.come_up()
+
+    def come_up(self) -> None:
+        if self.world.now >= self.ready_at and self.gate.exists():
+            (self.gate / "ready").touch()
 
     def begin(self) -> None:
         """The gate is open: the workers take their CPUs."""
@@ -81,7 +87,10 @@ class PlayedWorkers:
 
     def wait(self, seconds: float) -> bool:
         if not self.has_begun:
-            if (self.gate / "open").exists():
+            if not (self.gate / "ready").exists():
+                self.world.sleep(seconds)
+                self.come_up()
+            elif (self.gate / "open").exists():
                 self.begin()
             return not self.gate.exists()
         self.world.sleep(seconds)
@@ -194,6 +203,14 @@ def test_it_grows_when_there_is_room_in_two_looks_and_redoes_nothing(world: Worl
     (event,) = events
     assert (event["event"], event["from"], event["to"], event["redone_steps"]) == ("resize", 1, 2, 0)
     assert "room for 2 workers: saving, and starting again with them" in said
+
+
+def test_what_a_resize_costs_is_measured_from_the_gate(world: World, tmp_path: Path) -> None:
+    PlayedWorkers.slow_trainer_s = 20.0  # twice what the whole training takes; the next trainer comes up while it trains
+    world.start_s = 0.5
+    world.at(22.5, lambda: world.machines.update(b=1))
+    run(tmp_path, Allocation(1, 1, 0, 2))
+    assert world.sizes == [1, 2]
 
 
 def test_it_does_not_grow_beyond_its_largest_number_or_for_the_last_steps(world: World, tmp_path: Path) -> None:
