@@ -17,6 +17,8 @@ _ENVIRONMENT = {
     # Trials write no CSV, JSON and TensorBoard files of Tune's own: the journal holds the rows.
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "RAY_AIR_NEW_OUTPUT": "0",
+    # Nor does Tune save its own state while it runs: nothing is restored from it, and it holds every trial so far.
+    "TUNE_GLOBAL_CHECKPOINT_S": "inf",
     # The driver looks for machines that are about to go (capacity.py); Ray Train's own watcher is one more process a run.
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Workers are started when there is room for them. If it goes in that moment, the next attempt must not wait for a minute.

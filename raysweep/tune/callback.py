@@ -26,6 +26,11 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._recorder.started(trial.trial_id)
 
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # Ray Tune keeps averages of every number that a trial has told, some 30 KB a trial, and writes them all at the end.
+        trial.metric_analysis.clear()
+        trial.metric_n_steps.clear()
+
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         free_leftovers([trial.config["key"]])
         error = trial.get_error()

@@ -33,7 +33,7 @@ class OptunaSearcher(NotSaved, Searcher):  # type: ignore[misc]
         super().__init__(metric=plan.sweep.objective.metric, mode=plan.sweep.objective.mode)
         self._plan, self._assigned, self._objective = plan, assigned, objective
         self._waiting = list(reversed(to_run))
-        self._numbers: dict[str, int] = {}
+        self._given: dict[str, PlannedTrial] = {}
         self._asked: dict[str, Any] = {}
         self._values: dict[str, float] = {}
         self._distributions = {key: _distribution(domain) for key, domain in plan.sweep.space.items()}
@@ -69,7 +69,7 @@ class OptunaSearcher(NotSaved, Searcher):  # type: ignore[misc]
         return str(Searcher.FINISHED)
 
     def _assign(self, trial_id: str, trial: PlannedTrial) -> dict[str, Any]:
-        self._numbers[trial_id] = trial.number
+        self._given[trial_id] = trial
         self._assigned(trial_id, trial)
         return as_config(trial)
 
@@ -89,16 +89,15 @@ class OptunaSearcher(NotSaved, Searcher):  # type: ignore[misc]
             return  # it lies outside a space that was narrowed since
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        number = self._numbers.pop(trial_id, None)
-        if number is None:
+        trial = self._given.pop(trial_id, None)
+        if trial is None:
             return
-        trial = next(t for t in self._plan.trials if t.number == number)
         asked = self._asked.pop(trial_id, None)
         if asked is None:
             self._learn(trial)
         else:
-            self._values[repr(trial.overrides)] = self._worth(number)
-            self._study.tell(asked, self._worth(number))
+            self._values[repr(trial.overrides)] = self._worth(trial.number)
+            self._study.tell(asked, self._worth(trial.number))
 
 
 def _study(sweep: Sweep, known: int) -> Any:

@@ -173,7 +173,7 @@ class PopulationRecorder(SweepRecorder):
             self._journal.event("population", trial=exploit.trial, **fields, overrides=exploit.overrides)
             self._change(exploit.trial, exploit.overrides)
             if self.states[exploit.trial].status == "diverged":  # in what was the last generation of a shorter sweep
-                self.states[exploit.trial].status = "waiting"
+                self._open(self.states[exploit.trial])
         return True
 
     def _end_diverged(self, numbers: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from typing import Any
 
@@ -72,7 +73,7 @@ class Progress(Watcher):
     def line(self, state: TrialState) -> Text:
         """One line for a trial that has ended."""
         metric = self._recorder.plan.sweep.objective.metric
-        ended = sum(s.has_ended for s in self._recorder.states.values())
+        ended = self._recorder.num_ended
         best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}" if state.epoch else ""
         if state.status == "failed":
             best = shortened(str(state.reason.get("text", "")), _WIDTH)
@@ -83,8 +84,7 @@ class Progress(Watcher):
 
     def _left(self) -> str:
         left = self._recorder.seconds_left()
-        ending = any(s.status in ("interrupted", "budget") for s in self._recorder.states.values())
-        return f"; about {duration(left)} left" if left and not ending else ""
+        return f"; about {duration(left)} left" if left and not self._recorder.why_ended else ""
 
     def render(self) -> Table:
         """The live table: running trials first, then as many of the others as fit the terminal."""
@@ -92,10 +92,8 @@ class Progress(Watcher):
         table = Table(caption=self._summary(), caption_justify="left")
         for name in ("trial", *self._names.values(), "state", "epoch", metric, "best"):
             table.add_column(name, justify="left" if name == "state" else "right")
-        states = sorted(
-            self._recorder.states.values(), key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number)
-        )
-        shown = states[: max(1, self._console.height - _ROOM)]
+        states, room = self._recorder.states.values(), max(1, self._console.height - _ROOM)
+        shown = heapq.nsmallest(room, states, key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number))
         leader = self._recorder.best()
         for state in sorted(shown, key=lambda s: s.trial.number):
             table.add_row(
@@ -112,6 +110,6 @@ class Progress(Watcher):
     def _summary(self) -> str:
         leader = self._recorder.best()
         best = f"best: trial {leader.trial.number}, {number(leader.best)}" if leader else "no result yet"
-        ended = sum(s.has_ended for s in self._recorder.states.values())
+        ended = self._recorder.num_ended
         passed = duration(time.monotonic() - self._began)
         return f"{ended}/{self._recorder.plan.num_planned} ended; {best}; {passed} passed{self._left()}"

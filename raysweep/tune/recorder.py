@@ -12,6 +12,8 @@ from raysweep.tune.contest import CONTENDERS
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, stands
 
+_NEVER_BEST = ("diverged", "failed")
+
 
 @dataclass
 class TrialState:
@@ -33,8 +35,11 @@ class TrialState:
 class SweepRecorder:
     """Writes what happens to the journal and keeps the state of every trial; trials go by Ray Tune's ids.
 
+    Nothing here looks at every trial for an event of one: a sweep of 10,000 has 10,000 times as many events.
+
     Attributes:
         contest: what was decided in contests, in order, over all starts of the sweep.
+        num_ended: trials that have ended.
         device_seconds: seconds of all epochs times their workers, over all starts of the sweep.
         why_ended: why the sweep ends before its trials do; "" where it does not.
 
@@ -61,6 +66,9 @@ class SweepRecorder:
         self._numbers: dict[str, int] = {}
         self._began = clock()
         self._epochs_done = 0
+        self._epochs_open = 0  # that are left to the trials that have not ended
+        self.num_ended = 0
+        self._best: TrialState | None = None
         self.why_ended = ""
         self.device_seconds = sum(_device_seconds(row) for t in (past.trials.values() if past else ()) for row in t.rows.values())
         self.contest = [d for d in (past.decisions if past else ()) if d.get("rule") == CONTENDERS]
@@ -81,13 +89,38 @@ class SweepRecorder:
             state.value, state.best = (values or [None])[-1], better(finite) if finite else None
             if trial.key not in self._to_run:
                 state.status, state.reason = known.status, known.reason
+            self._count(state)
             if self._epochs_before == self.plan.sweep.experiment.train.epochs:
                 return  # the journal has it as it is
+        else:
+            self._count(state)
         epochs = self.plan.sweep.experiment.train.epochs
         fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
         self._journal.event("trial", durable=False, trial=trial.number, **fields)
         if trial.infeasible and not state.has_ended:
-            self._end(state, "infeasible", {"text": trial.infeasible})
+            self._end(state, "infeasible", {"text": trial.infeasible}, durable=False)
+
+    def _count(self, state: TrialState) -> None:
+        """Count a trial as it is planned."""
+        if state.has_ended:
+            self.num_ended += 1
+        else:
+            self._epochs_open += self.plan.sweep.experiment.train.epochs - state.epoch
+        self._compare(state)
+
+    def _compare(self, state: TrialState) -> None:
+        """Whether a state is the best now, and whether the best still is."""
+        if state is self._best and state.status in _NEVER_BEST:
+            self._best = min((s for s in self.states.values() if self._can_be_best(s)), key=self._rank, default=None)
+        elif self._can_be_best(state) and (self._best is None or self._rank(state) < self._rank(self._best)):
+            self._best = state
+
+    def _can_be_best(self, state: TrialState) -> bool:
+        return state.best is not None and state.status not in _NEVER_BEST
+
+    def _rank(self, state: TrialState) -> tuple[float, int]:
+        sign = 1 if self.plan.sweep.objective.mode == "min" else -1
+        return sign * (state.best or 0.0), state.trial.number
 
     def _state(self, trial_id: str) -> TrialState:
         return self.states[self._numbers[trial_id]]
@@ -122,11 +155,13 @@ class SweepRecorder:
             return False
         self._journal.row(state.trial.number, row)
         self.device_seconds += _device_seconds(row)
-        self._epochs_done += max(0, row["epoch"] - state.epoch)
+        self._epochs_done += row["epoch"] - state.epoch
+        self._epochs_open -= row["epoch"] - state.epoch
         state.epoch, state.value = row["epoch"], row.get(objective.metric)
         if state.value is not None:
             better = min if objective.mode == "min" else max
             state.best = state.value if state.best is None else better(state.best, state.value)
+            self._compare(state)
         self._changed(state)
         return True
 
@@ -158,13 +193,24 @@ class SweepRecorder:
         """End what has not ended: the sweep was interrupted or its budget is spent."""
         for state in self.states.values():
             text = f"{why} in epoch {state.epoch + 1}" if state.status == "running" else f"{why} before it started"
-            self._end(state, status, {"text": text})
+            # One by one on the disk would take minutes of a large sweep; the sweep's `finish` event follows and is.
+            self._end(state, status, {"text": text}, durable=False)
 
-    def _end(self, state: TrialState, status: str, reason: dict[str, Any]) -> None:
+    def _end(self, state: TrialState, status: str, reason: dict[str, Any], durable: bool = True) -> None:
         if not state.has_ended:
             state.status, state.reason = status, reason
-            self._journal.event("end", trial=state.trial.number, status=status, reason=reason)
+            self.num_ended += 1
+            self._epochs_open -= self.plan.sweep.experiment.train.epochs - state.epoch
+            self._compare(state)
+            self._journal.event("end", durable=durable, trial=state.trial.number, status=status, reason=reason)
             self._changed(state)
+
+    def _open(self, state: TrialState) -> None:
+        """A trial that had ended goes on."""
+        state.status = "waiting"
+        self.num_ended -= 1
+        self._epochs_open += self.plan.sweep.experiment.train.epochs - state.epoch
+        self._compare(state)
 
     def objective(self, number: int) -> float | None:
         """The best finite objective of a trial."""
@@ -172,17 +218,14 @@ class SweepRecorder:
 
     def best(self) -> TrialState | None:
         """The state with the best finite objective, of trials that neither diverged nor failed."""
-        sign = 1 if self.plan.sweep.objective.mode == "min" else -1
-        ranked = [s for s in self.states.values() if s.best is not None and s.status not in ("diverged", "failed")]
-        return min(ranked, key=lambda s: (sign * (s.best or 0.0), s.trial.number), default=None)
+        return self._best
 
     def seconds_left(self) -> float | None:
         """At the pace so far, if every trial that has not ended runs to its last epoch; None before the first row."""
         if not self._epochs_done:
             return None
         epochs = self.plan.sweep.experiment.train.epochs
-        open_states = [state for state in self.states.values() if not state.has_ended]
-        left = sum(epochs - state.epoch for state in open_states) + epochs * (self.plan.num_planned - len(self.states))
+        left = self._epochs_open + epochs * (self.plan.num_planned - len(self.states))
         return (self._clock() - self._began) / self._epochs_done * left
 
     def statuses(self) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ray.tune.schedulers import TrialScheduler
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from raysweep.config import Sweep
 from raysweep.tune.audit import Audit
@@ -66,8 +66,8 @@ class Known:
 class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
     """Any scheduler of Ray Tune's, with a recorder beside it.
 
-    Trials report {"row": JSON, "epoch": n, metric: value} for each epoch and {"end": JSON} when they end by themselves;
-    either may carry "events", what happened to the trial's workers.
+    Trials report {"row": JSON, "epoch": n, metric: value} for each epoch, and with the last one, or alone, {"end": JSON} when
+    they end by themselves; either may carry "events", what happened to the trial's workers.
 
     Attributes:
         found_audits: why trials are audited of which no decision was handed to `replay`, by key.
@@ -86,6 +86,8 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._sweep = sweep
         self._unseen: set[str] = set()
         self.found_audits: dict[str, dict[str, Any]] = {}
+        self._added: list[Any] = []
+        self._chooses = type(self._inner).choose_trial_to_run is not FIFOScheduler.choose_trial_to_run
 
     def _as_known(self, trial: Any) -> Known:
         config = getattr(trial, "config", {})
@@ -142,6 +144,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         return metric is None and mode is None
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        self._added.append(trial)
         known = self._as_known(trial)
         if not self._is_hidden(known):
             self._inner.on_trial_add(tune_controller, known)
@@ -153,11 +156,17 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         trial_id = trial.trial_id
         for event in json.loads(result.get("events", "[]")):
             self._recorder.happened(trial_id, event)
+        action = self._told(trial, json.loads(result["row"]), tune_controller) if "row" in result else ""
         if "end" in result:
             end = json.loads(result["end"])
             self._recorder.ended(trial_id, end["status"], end["reason"])
-            return str(TrialScheduler.CONTINUE)
-        row = json.loads(result["row"])
+            # Left to return by itself, the trial costs a round trip more, in which it can only be lost and run again.
+            return str(TrialScheduler.STOP)
+        return action
+
+    def _told(self, trial: Any, row: dict[str, Any], tune_controller: Any) -> str:
+        """Record a row, and the decision on it."""
+        trial_id = trial.trial_id
         if not self._recorder.row(trial_id, row):
             return str(TrialScheduler.CONTINUE)  # told before a restart, and decided on then
         action, reason = self._decide(self._as_known(trial), row, tune_controller)
@@ -208,7 +217,15 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             self._inner.on_trial_remove(tune_controller, known)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Any:
-        return self._inner.choose_trial_to_run(tune_controller)
+        """The trial that is to have an idle actor: a new one, which has none yet.
+
+        Left to itself Ray Tune (2.60) gives an idle actor to a trial whose own actor is just starting, ends that one half
+        started, and starts another for the new trial: while trials are shorter than the start of an actor, without end.
+        Its own schedulers without a choice of their own also look through all trials that have ever been, for each event.
+        """
+        added, self._added = self._added, []
+        new = next((trial for trial in added if trial.status == "PENDING"), None)
+        return self._inner.choose_trial_to_run(tune_controller) if new is None and self._chooses else new
 
     def debug_string(self) -> str:
         return str(self._inner.debug_string())

@@ -37,24 +37,36 @@ def _dataset(data: str) -> Dataset:
 
 
 class _Reporter:
-    """Hands rows, and what happened to the workers before them, to Ray Tune."""
+    """Hands rows, and what happened to the workers before them, to Ray Tune.
+
+    Each report is a round trip to the driver, so the last epoch's row travels with the trial's end, which follows it.
+
+    Attributes:
+        last_epoch: of the trial.
+    """
 
     def __init__(self) -> None:
+        self.last_epoch: int | None = None
         self._events: list[Event] = []
+        self._last_row: dict[str, Any] = {}
 
     def event(self, event: Event) -> None:
         self._events.append(event)
 
     def row(self, row: Row) -> None:
         row = plain(row)
-        # Ray Tune raises SystemExit in here when the trial is to stop.
-        self._report({"epoch": row["epoch"], "row": json.dumps(row), **{k: row[k] for k in ("val_loss", "train_loss", "psnr")}})
+        shown = {"epoch": row["epoch"], "row": json.dumps(row), **{k: row[k] for k in ("val_loss", "train_loss", "psnr")}}
+        if row["epoch"] == self.last_epoch:
+            self._last_row = shown
+        else:
+            self._report(shown)
 
     def end(self, outcome: Outcome) -> None:
-        self._report({"end": json.dumps(plain({"status": outcome.status, "reason": outcome.reason}))})
+        self._report({**self._last_row, "end": json.dumps(plain({"status": outcome.status, "reason": outcome.reason}))})
 
     def _report(self, result: dict[str, Any]) -> None:
         events, self._events = self._events, []
+        # Ray Tune raises SystemExit in here when the trial is to stop, as it is after its end.
         tune.report({**result, "events": json.dumps(plain(events))} if events else result)
 
 
@@ -84,6 +96,7 @@ def run_trial(
         if "until" in config:
             experiment = paused_after(experiment, config["until"])
             take(trial, experiment)
+        reporter.last_epoch = experiment.train.epochs
         if allocation.max_workers == 1:
             dataset = _dataset(experiment.data.model_dump_json(exclude_unset=True))
             device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")

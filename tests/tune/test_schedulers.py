@@ -123,7 +123,7 @@ def test_a_trials_own_end_is_passed_on() -> None:
     fed = Fed({"name": "asha"})
     fed.report("a", 1, 0.5)
     end = {"end": json.dumps({"status": "diverged", "reason": {"step": 3}})}
-    assert fed.scheduler.on_trial_result(None, fed.trials["a"], end) == "CONTINUE"
+    assert fed.scheduler.on_trial_result(None, fed.trials["a"], end) == "STOP"
     assert fed.recorder.told[-1] == ("ended", "a", "diverged", {"step": 3})
 
 

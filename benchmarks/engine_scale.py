@@ -1,0 +1,164 @@
+"""What the engine itself costs: trials that only wait, on 16 logical CPUs, raysweep beside bare Ray Tune.
+
+raysweep runs whole sweeps (plan, searcher, scheduler, recorder, journal, the trial's own code around a training that waits);
+bare Tune runs a function that waits and reports once, with actors used again and its own loggers off. What counts is the
+margin between two numbers of trials, for starting 16 actors takes as long for few trials as for many:
+`overhead_ratio`: (T(many) - T(few)) / ((many - few) * seconds / 16); 1 where the engine costs nothing.
+`bare_tune_ratio`: the same for bare Tune.
+`bytes_per_row`: size of the last sweep's journal / its rows; a trial has one row here, and with it a plan, a start and an end.
+`driver_mb_early`, `driver_mb_end`: memory of the driver's process when a tenth of the last sweep's trials had ended, and at its
+end; `driver_kb_per_trial` is the difference by trial.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import ray
+from common import arguments, finish
+from ray import tune
+
+from raysweep.cluster.join import connected, environment
+from raysweep.config import Experiment, Sweep
+from raysweep.store.journal import read_events
+from raysweep.train.progress import Outcome
+from raysweep.tune.engine import Watcher, run_sweep
+from raysweep.tune.recorder import SweepRecorder, TrialState
+from raysweep.tune.trial import run_trial
+
+SLOTS = 16
+
+
+class Waiting:
+    """run_trial with an epoch that takes `seconds` and trains nothing; its row is one of a real epoch's size."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, config: Mapping[str, Any], **arguments: Any) -> None:
+        with mock.patch("raysweep.tune.trial.fit_here", self._fit):
+            run_trial(config, **arguments)
+
+    def _fit(self, experiment: Experiment, *arguments: Any) -> Outcome:
+        on_row = arguments[4]
+        time.sleep(self.seconds)
+        loss = 0.01 + (experiment.optim.lr * 1e4) % 1 / 100
+        on_row(
+            {
+                "epoch": 1, "step": 1250, "train_loss": loss * 1.0123456789, "val_loss": loss, "psnr": 20.123456,
+                "lr": experiment.optim.lr, "grad_norm": 0.123456, "world_size": 1, "samples_per_second": 1234.5,
+                "data_wait": 0.012, "seconds": self.seconds, "peak_memory_bytes": 812300000, "attempt": 1, "pause_s": 0.0,
+                "redone_steps": 0,
+            }
+        )  # fmt: skip
+        return Outcome("completed", {})
+
+
+def _resident() -> int:
+    """Memory of this process now, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+class Memory(Watcher):
+    """The driver's memory when a tenth of the trials had ended, and at the end, bytes."""
+
+    early = end_bytes = ended = 0
+
+    def begin(self, recorder: SweepRecorder) -> None:
+        self._tenth = recorder.plan.num_planned // 10
+
+    def changed(self, state: TrialState) -> None:
+        self.ended += state.has_ended
+        if state.has_ended and self.ended == self._tenth:
+            self.early = _resident()
+
+    def end(self) -> None:
+        self.end_bytes = _resident()
+
+
+def time_ours(trials: int, seconds: float, storage: Path) -> tuple[float, Path, Memory]:
+    """Seconds of a whole sweep, its directory, and the driver's memory."""
+    sweep = Sweep.from_dict(
+        {
+            "name": f"waiting-{trials}",
+            "experiment": {"data": {"source": "digits", "count": 50}, "train": {"epochs": 1}},
+            "space": {"optim.lr": {"loguniform": [1e-5, 1e-1]}, "optim.weight_decay": {"uniform": [0.0, 0.1]}},
+            "search": {"algorithm": "random", "num_samples": trials},
+        }
+    )
+    memory = Memory()
+    with mock.patch("raysweep.tune.trial.run_trial", Waiting(seconds)):
+        began = time.perf_counter()
+        done = run_sweep(sweep, storage=storage, watcher=memory)
+        took = time.perf_counter() - began
+    if set(done.trial_statuses) != {"completed"} or len(done.trial_statuses) != trials:
+        raise RuntimeError(f"not all of {trials} trials completed: {sorted(set(done.trial_statuses))}")
+    return took, done.directory.path, memory
+
+
+def time_bare(trials: int, seconds: float, storage: Path) -> float:
+    """Seconds of the same number of trials as a plain Tune function."""
+
+    def trial(config: dict[str, Any]) -> None:
+        time.sleep(seconds)
+        tune.report({"val_loss": config["lr"]})
+
+    began = time.perf_counter()
+    results = tune.Tuner(
+        tune.with_resources(trial, {"CPU": 1}),
+        param_space={"lr": tune.loguniform(1e-5, 1e-1)},
+        tune_config=tune.TuneConfig(num_samples=trials, reuse_actors=True),
+        run_config=tune.RunConfig(storage_path=str(storage), verbose=0),
+    ).fit()
+    took = time.perf_counter() - began
+    if results.num_errors or len(results) != trials:
+        raise RuntimeError(f"{results.num_errors} of {trials} trials failed")
+    return took
+
+
+def main() -> None:
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--few", type=int, default=160)
+    parser.add_argument("--many", type=int, default=800)
+    parser.add_argument("--seconds", type=float, default=1.0, help="that a trial waits")
+    parser.add_argument("--only", choices=["ours", "bare"], help="leave the other one out")
+    parser.add_argument("--once", action="store_true", help="only `many` trials of raysweep: memory, journal, seconds")
+    options = parser.parse_args()
+    few, many, seconds = options.few, options.many, options.seconds
+    ideal = (many - few) * seconds / SLOTS
+    numbers: dict[str, float] = {"trials": float(many), "trial_s": seconds}
+    # A cluster of the bench's own, so that the machine counts as 16 CPUs.
+    ray.init(address="local", num_cpus=SLOTS, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as directory:
+        storage = Path(directory)
+        if options.once or options.only != "bare":
+            with connected():
+                base = 0.0 if options.once else time_ours(few, seconds, storage)[0]
+                took, where, memory = time_ours(many, seconds, storage)
+            num_rows = sum(event["event"] == "row" for event in read_events(where / "journal.jsonl"))
+            if not options.once:
+                numbers["overhead_ratio"] = (took - base) / ideal
+            numbers |= {
+                "few_s": base,
+                "many_s": took,
+                "bytes_per_row": (where / "journal.jsonl").stat().st_size / num_rows,
+                "driver_mb_early": memory.early / 2**20,
+                "driver_mb_end": memory.end_bytes / 2**20,
+                "driver_kb_per_trial": (memory.end_bytes - memory.early) / 2**10 / (0.9 * many),
+            }
+        if not options.once and options.only != "ours":
+            with environment(TUNE_DISABLE_AUTO_CALLBACK_LOGGERS="1"):
+                base, took = (time_bare(trials, seconds, storage) for trials in (few, many))
+            numbers |= {"bare_tune_ratio": (took - base) / ideal, "bare_few_s": base, "bare_many_s": took}
+    ray.shutdown()
+    finish("trials that only wait", numbers, options.json)
+
+
+if __name__ == "__main__":
+    main()
