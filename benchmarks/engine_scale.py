@@ -5,7 +5,7 @@ bare Tune runs a function that waits and reports once, with actors used again an
 margin between two numbers of trials, for starting 16 actors takes as long for few trials as for many:
 `overhead_ratio`: (T(many) - T(few)) / ((many - few) * seconds / 16); 1 where the engine costs nothing.
 `bare_tune_ratio`: the same for bare Tune.
-`bytes_per_row`: size of the last sweep's journal / its rows; a trial has one row here, and with it a plan, a start and an end.
+`bytes_per_row`: size of the last journal / its rows, with each trial's plan, start and end; `bytes_of_a_row`: a row alone.
 `driver_mb_early`, `driver_mb_end`: memory of the driver's process when a tenth of the last sweep's trials had ended, and at its
 end; `driver_kb_per_trial` is the difference by trial.
 """
@@ -26,7 +26,6 @@ from ray import tune
 
 from raysweep.cluster.join import connected, environment
 from raysweep.config import Experiment, Sweep
-from raysweep.store.journal import read_events
 from raysweep.train.progress import Outcome
 from raysweep.tune.engine import Watcher, run_sweep
 from raysweep.tune.recorder import SweepRecorder, TrialState
@@ -36,7 +35,7 @@ SLOTS = 16
 
 
 class Waiting:
-    """run_trial with an epoch that takes `seconds` and trains nothing; its row is one of a real epoch's size."""
+    """run_trial with a training that waits for `seconds` in all, and tells rows of a real epoch's size."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -46,17 +45,18 @@ class Waiting:
             run_trial(config, **arguments)
 
     def _fit(self, experiment: Experiment, *arguments: Any) -> Outcome:
-        on_row = arguments[4]
-        time.sleep(self.seconds)
+        on_row, epochs = arguments[4], experiment.train.epochs
         loss = 0.01 + (experiment.optim.lr * 1e4) % 1 / 100
-        on_row(
-            {
-                "epoch": 1, "step": 1250, "train_loss": loss * 1.0123456789, "val_loss": loss, "psnr": 20.123456,
-                "lr": experiment.optim.lr, "grad_norm": 0.123456, "world_size": 1, "samples_per_second": 1234.5,
-                "data_wait": 0.012, "seconds": self.seconds, "peak_memory_bytes": 812300000, "attempt": 1, "pause_s": 0.0,
-                "redone_steps": 0,
-            }
-        )  # fmt: skip
+        for epoch in range(1, epochs + 1):
+            time.sleep(self.seconds / epochs)
+            on_row(
+                {
+                    "epoch": epoch, "step": 125 * epoch, "train_loss": loss * 1.0123456789 / epoch, "val_loss": loss / epoch,
+                    "psnr": 20.123456, "lr": experiment.optim.lr, "grad_norm": 0.123456, "world_size": 1,
+                    "samples_per_second": 1234.5, "data_wait": 0.012, "seconds": self.seconds / epochs,
+                    "peak_memory_bytes": 812300000, "attempt": 1, "pause_s": 0.0, "redone_steps": 0,
+                }
+            )  # fmt: skip
         return Outcome("completed", {})
 
 
@@ -82,12 +82,12 @@ class Memory(Watcher):
         self.end_bytes = _resident()
 
 
-def time_ours(trials: int, seconds: float, storage: Path) -> tuple[float, Path, Memory]:
+def time_ours(trials: int, rows: int, seconds: float, storage: Path) -> tuple[float, Path, Memory]:
     """Seconds of a whole sweep, its directory, and the driver's memory."""
     sweep = Sweep.from_dict(
         {
             "name": f"waiting-{trials}",
-            "experiment": {"data": {"source": "digits", "count": 50}, "train": {"epochs": 1}},
+            "experiment": {"data": {"source": "digits", "count": 50}, "train": {"epochs": rows}},
             "space": {"optim.lr": {"loguniform": [1e-5, 1e-1]}, "optim.weight_decay": {"uniform": [0.0, 0.1]}},
             "search": {"algorithm": "random", "num_samples": trials},
         }
@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=160)
     parser.add_argument("--many", type=int, default=800)
     parser.add_argument("--seconds", type=float, default=1.0, help="that a trial waits")
+    parser.add_argument("--rows", type=int, default=1, help="of a trial of raysweep")
     parser.add_argument("--only", choices=["ours", "bare"], help="leave the other one out")
     parser.add_argument("--once", action="store_true", help="only `many` trials of raysweep: memory, journal, seconds")
     options = parser.parse_args()
@@ -139,15 +140,17 @@ def main() -> None:
         storage = Path(directory)
         if options.once or options.only != "bare":
             with connected():
-                base = 0.0 if options.once else time_ours(few, seconds, storage)[0]
-                took, where, memory = time_ours(many, seconds, storage)
-            num_rows = sum(event["event"] == "row" for event in read_events(where / "journal.jsonl"))
+                base = 0.0 if options.once else time_ours(few, options.rows, seconds, storage)[0]
+                took, where, memory = time_ours(many, options.rows, seconds, storage)
+            lines = (where / "journal.jsonl").read_bytes().splitlines(keepends=True)
+            sizes = [len(line) for line in lines if line.startswith(b'{"row"')]
             if not options.once:
                 numbers["overhead_ratio"] = (took - base) / ideal
             numbers |= {
                 "few_s": base,
                 "many_s": took,
-                "bytes_per_row": (where / "journal.jsonl").stat().st_size / num_rows,
+                "bytes_per_row": sum(map(len, lines)) / len(sizes),
+                "bytes_of_a_row": sum(sizes) / len(sizes),
                 "driver_mb_early": memory.early / 2**20,
                 "driver_mb_end": memory.end_bytes / 2**20,
                 "driver_kb_per_trial": (memory.end_bytes - memory.early) / 2**10 / (0.9 * many),
