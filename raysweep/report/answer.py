@@ -12,6 +12,7 @@ from typing import Any
 
 from raysweep.config import Sweep
 from raysweep.errors import ConfigError
+from raysweep.report import seeds
 from raysweep.report.tables import (
     baselines,
     duration,
@@ -38,8 +39,9 @@ def answer(results: Results) -> str:
         return _no_best(results)
     metric = results.metric
     what = settings_text(dict(best), results.params) or f"trial {best['trial']}"
-    value = f"{metric} {measured(best[metric])}"
-    compared = _comparisons(best["val_loss"], baselines(results.data))
+    worth = results.configurations.iloc[0]["mean"] if results.has_seeds else best[metric]
+    value = f"{metric} {measured(worth)}{seeds.spread(results) if results.has_seeds else ''}"
+    compared = _comparisons(worth if metric == "val_loss" else best["val_loss"], baselines(results.data))
     if metric != "val_loss" and compared:
         value += f" (val_loss {measured(best['val_loss'])})"
     return f"Best: {what}: {', '.join([value, *compared])}."
@@ -127,6 +129,7 @@ def remarks(results: Results) -> list[str]:
         )
     if results.sweep and results.finished == "completed":  # else values further out may not have run yet
         texts += edge_hints(results.sweep, dict(best), results.trials.to_dict("list"))
+    texts += seeds.seed_remarks(results)
     gained = _last_gain(results, int(best["trial"]))
     if gained > 0.02 and best["status"] in ("completed", "budget"):
         texts.append(

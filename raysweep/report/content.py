@@ -10,6 +10,7 @@ from raysweep.report import tables
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
 from raysweep.report.population import population_table, population_text
+from raysweep.report.seeds import seeds_table
 from raysweep.report.stopping import stopping_table
 from raysweep.report.strip import read_samples, strip_figure
 from raysweep.report.workers import workers_table
@@ -41,6 +42,7 @@ class Content:
     population: tables.Table
     population_text: str
     stopping: tables.Table | None
+    seeds: tables.Table | None
     facts: tables.Table
     settings: str
     command: str
@@ -64,6 +66,7 @@ def gather(results: Results) -> Content:
         population=population_table(results),
         population_text=population_text(results),
         stopping=stopping_table(results),
+        seeds=seeds_table(results),
         facts=tables.facts(results),
         settings=tables.settings_yaml(results),
         command=f"python -m raysweep.report {shlex.quote(str(directory))}",

@@ -57,6 +57,8 @@ def html_page(content: Content) -> str:
     """The whole report as one HTML document: images inlined, no script, nothing loaded from anywhere."""
     body = [f"<h1>{_e(content.title)}</h1>", _answer(content), f'<p class="status">{_e(content.status)}</p>']
     body += [_picture(picture) for picture in content.pictures]
+    if content.seeds:
+        body.append(_section("Configurations", _table(content.seeds)))
     body.append(_section("Trials", _table(content.leaderboard)))
     if content.failures:
         body.append(_section("Failed trials", "".join(_failure(f) for f in content.failures)))
@@ -135,6 +137,8 @@ def markdown_page(content: Content) -> str:
         if picture.png is not None:
             parts.append(f"![{picture.heading}]({picture.file})")
         parts.append(_m(picture.caption))
+    if content.seeds:
+        parts += ["## Configurations", markdown_table(content.seeds)]
     parts += ["## Trials", markdown_table(content.leaderboard)]
     if content.failures:
         parts.append("## Failed trials")

@@ -16,6 +16,7 @@ import pandas as pd
 import yaml
 
 from raysweep.store.results import Results
+from raysweep.sweep_settings import SEED
 
 MAX_TRACEBACK_LINES = 60
 """A traceback longer than this is cut in the middle on the page; trials.csv has it whole."""
@@ -125,7 +126,7 @@ def leaderboard(results: Results, limit: int = 50, digits: int = 6) -> Table:
         digits: of the settings; six show a sampled value whole.
     """
     board, metric = results.leaderboard, results.metric
-    params = list(results.params.values())
+    params = [*results.params.values(), *([SEED] if results.has_seeds else [])]
     mean_image = baselines(results.data).get("mean image", 0.0)
     compared = mean_image > 0 and metric == "val_loss"
     losses = [metric] if metric == "val_loss" else [metric, "val_loss"]

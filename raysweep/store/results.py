@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pandas as pd
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store.audits import audited_trials
+from raysweep.store.configurations import Contest, Groups, configurations, group, read_contest
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
 from raysweep.store.population import population_frame, settings_columns, with_settings
+from raysweep.sweep_settings import SEED
 
 STATUSES = ("completed", "stopped", "diverged", "failed", "infeasible", "interrupted", "budget", "unfinished")
 """How a trial can have ended; `unfinished`: the journal ends before the trial does (running, or killed)."""
@@ -77,6 +80,7 @@ class Results:
             with, under their short names (the whole key where a row has such a column, as `optim.lr` beside `lr`).
         population: who copied whom (scheduler pbt): trial, generation, epoch, from, and each setting before and after.
         resizes: what happened to the trials' workers (resize, failure, preemption), in order; fields as in attempts.Event.
+        groups: which trials are one configuration.
         finished: how the sweep ended (completed, interrupted, budget), None where it has not.
     """
 
@@ -94,16 +98,38 @@ class Results:
     decisions: list[dict[str, Any]]
     resizes: list[dict[str, Any]]
     population: pd.DataFrame
+    groups: Groups
     finished: str | None
 
     @property
+    def has_seeds(self) -> bool:
+        """Whether some configuration was trained with more than one seed."""
+        return bool(self.groups.seeds)
+
+    @property
+    def contest(self) -> Contest:
+        """The newest contest of the best configurations."""
+        return read_contest(self.decisions)
+
+    @cached_property
+    def configurations(self) -> pd.DataFrame:
+        """One row per configuration, best first; columns and ranking as in configurations.configurations."""
+        return configurations(self.trials, self.groups, self.contest, self.params.values(), self.metric, self.mode)
+
+    @property
     def leaderboard(self) -> pd.DataFrame:
-        """The trials, best first; then those without a finite objective, the diverged and the failed."""
+        """The trials, best first; then those without a finite objective, the diverged and the failed.
+
+        With several seeds, the trials of the best configuration come first.
+        """
         frame = self.trials.copy()
         ranked = frame["status"].isin(_RANKED) & frame[self.metric].notna()
         value = frame[self.metric].astype("float64") * (1 if self.mode == "min" else -1)
-        order = pd.DataFrame({"last": ~ranked, "value": value, "trial": frame["trial"]})
-        return frame.loc[order.sort_values(["last", "value", "trial"], na_position="last").index].reset_index(drop=True)
+        places = {n: place for place, ns in enumerate(self.configurations["trials"]) for n in ns} if self.has_seeds else {}
+        place = [places.get(number, 0) for number in frame["trial"]]
+        order = pd.DataFrame({"last": ~ranked, "place": place, "value": value, "trial": frame["trial"]})
+        by = ["last", "place", "value", "trial"]
+        return frame.loc[order.sort_values(by, na_position="last").index].reset_index(drop=True)
 
     @property
     def best(self) -> pd.Series[Any] | None:
@@ -116,7 +142,9 @@ class Results:
     @property
     def audited(self) -> pd.DataFrame:
         """The trials that ran on although the scheduler would have stopped them; columns as in audits.audited_trials."""
-        return audited_trials(self.trials, self.rows, self.ends, self.decisions, self.metric, self.mode)
+        contest = self.sweep is not None and self.sweep.search.contenders is not None
+        unseen = [number for number, first in self.groups.first.items() if contest and number != first]
+        return audited_trials(self.trials, self.rows, self.ends, self.decisions, self.metric, self.mode, unseen)
 
     def best_directory(self) -> Path | None:
         """The directory of the best trial."""
@@ -190,6 +218,11 @@ def _results(
     params = sweep.short_names() if sweep else {}
     is_population = sweep is not None and sweep.scheduler.name == "pbt"
     ordered = [trials[number] for number in sorted(trials)]
+    seed = sweep.experiment.train.seed if sweep else 0
+    groups = group({t.number: t.overrides for t in ordered}, sweep.space if sweep else (), seed)
+    frame = _trials_frame(ordered, metric, mode, params)
+    if groups.seeds:
+        frame.insert(2, SEED, pd.Series([groups.seeds[number] for number in frame["trial"]], dtype="Int64"))
     return Results(
         directory=directory,
         sweep=sweep,
@@ -199,12 +232,13 @@ def _results(
         metric=metric,
         mode=mode,
         params=params,
-        trials=_trials_frame(ordered, metric, mode, params),
+        trials=frame,
         rows=with_settings(_rows_frame(ordered), {t.number: t.settings for t in ordered} if is_population else {}, params),
         ends={t.number: t.end for t in ordered if t.end},
         decisions=decisions,
         resizes=resizes,
         population=population_frame(copies, {t.number: t.settings for t in ordered}, params),
+        groups=groups,
         finished=finished,
     )
 

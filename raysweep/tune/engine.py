@@ -18,6 +18,7 @@ from raysweep.config import Sweep
 from raysweep.errors import CheckpointError
 from raysweep.store.directory import SweepDirectory, check_storage
 from raysweep.store.journal import JournalWriter
+from raysweep.store.results import load
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
 from raysweep.tune.plan import Plan, PlannedTrial
@@ -173,6 +174,9 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
     best = recorder.best()
     if best is None:
         return
+    if plan.sweep.search.seeds > 1:  # the best configuration is the one with the best mean
+        row = load(directory.path).best
+        best = best if row is None else recorder.states[int(row["trial"])]
     experiment = plan.experiment(best.trial.overrides)
     prepared = Prepared(experiment, plan.dataset(experiment), plan.prepared.facts, best.trial.key, best.trial.model)
     try:
