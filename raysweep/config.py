@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from raysweep.conditions import Rules
 from raysweep.errors import ConfigError
 from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
@@ -40,7 +41,9 @@ class Sweep(Section):
     """The name of the sweep's directory below `storage`."""
     experiment: Experiment = Experiment()
     space: dict[str, DomainField] = {}
-    """Dotted keys of the experiment and the values each may take."""
+    """Dotted keys of the experiment and the values each may take; with `when`, only where a condition on others holds."""
+    constraints: list[str] = []
+    """Expressions that every trial fulfils, such as `model.depth * model.base_channels <= 256`."""
     search: SearchConfig = SearchConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     objective: Objective = Objective()
@@ -53,8 +56,12 @@ class Sweep(Section):
         if not self.space:
             raise ValueError("space: names no setting, so there is nothing to sweep; for one run use raysweep train")
         mistakes: list[str] = []
+        try:
+            rules = self.rules()
+        except ConfigError as error:
+            rules, mistakes = None, [str(error)]
         for key, domain in self.space.items():
-            mistakes += self._mistakes_in(key, domain)
+            mistakes += self._mistakes_in(key, domain, rules)
         if self.search.algorithm == "grid":
             endless = [key for key, domain in self.space.items() if domain.values() is None]
             mistakes += [
@@ -62,7 +69,7 @@ class Sweep(Section):
             ]
             if self.search.num_samples is not None:
                 mistakes.append("search.num_samples goes with the other searches; grid runs every combination once")
-        mistakes += self._mistakes_in_start()
+        mistakes += self._mistakes_in_start(rules) if rules else []
         epochs, grace = self.experiment.train.epochs, self.scheduler.grace_period
         if self.scheduler.name == "pbt":
             mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
@@ -70,10 +77,9 @@ class Sweep(Section):
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
         mistakes += self._mistakes_in_seeds()
         if self.scheduler.audit and self.scheduler.name not in INDEPENDENT_RULES:
-            rules = " or ".join(INDEPENDENT_RULES)
             mistakes.append(
                 f"scheduler.audit {self.scheduler.audit:g} lets trials run on that scheduler.name {self.scheduler.name} stops: "
-                f"it needs {rules}, which stop each trial by itself; set one of them, or audit to 0"
+                f"it needs one of {', '.join(INDEPENDENT_RULES)}, which stop each trial by itself; set one of them, or audit to 0"
             )
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
@@ -86,7 +92,7 @@ class Sweep(Section):
             mistakes.append(f"space.{SEED}: search.seeds {seeds} sets the seed of each trial; leave one of the two out")
         if first + seeds > 2**31:
             mistakes.append(f"search.seeds {seeds}: {SEED} {first} + {seeds - 1} is not below 2**31; lower {SEED}")
-        if seeds > 1 and rule not in ("none", "hyperband", *INDEPENDENT_RULES):
+        if seeds > 1 and rule not in ("none", *INDEPENDENT_RULES):
             mistakes.append(
                 f"search.seeds {seeds}: scheduler.name {rule} changes the settings of its trials while they run, so they are no "
                 "configurations that a seed could repeat; set search.seeds to 1"
@@ -98,27 +104,33 @@ class Sweep(Section):
             )
         if contenders and rule not in ("none", *INDEPENDENT_RULES):
             mistakes.append(
-                f"search.contenders {contenders} trains further seeds unseen by the scheduler: scheduler.name must be none, "
-                f"{' or '.join(INDEPENDENT_RULES)}, got {rule}"
+                f"search.contenders {contenders} trains further seeds unseen by the scheduler: scheduler.name must be one of "
+                f"none, {', '.join(INDEPENDENT_RULES)}; got {rule}"
             )
         return mistakes
 
-    def _mistakes_in_start(self) -> list[str]:
+    def rules(self) -> Rules:
+        """The conditions of the space's domains, and the constraints.
+
+        Raises:
+            ConfigError: they cannot work; a checked sweep's can.
+        """
+        return Rules(self.experiment, self.space, self.constraints)
+
+    def _mistakes_in_start(self, rules: Rules) -> list[str]:
         mistakes = []
         for number, point in enumerate(self.search.start_with):
             where = f"search.start_with.{number}"
-            missing, unknown = sorted(set(self.space) - set(point)), sorted(set(point) - set(self.space))
-            if missing or unknown:
-                what = [*(f"{key} is missing" for key in missing), *(f"{key} is not in the space" for key in unknown)]
-                mistakes.append(f"{where}: {', '.join(what)}")
-                continue
             try:
+                if what := rules.mistakes_in_point(point):
+                    mistakes.append(f"{where}: {', '.join(what)}")
+                    continue
                 self.experiment.with_overrides(point)
             except ConfigError as error:
-                mistakes.append(f"{where}: {'; '.join(line.strip() for line in str(error).splitlines()[1:])}")
+                mistakes.append(f"{where}: {'; '.join(line.strip() for line in str(error).splitlines()[1:] or [str(error)])}")
         return mistakes
 
-    def _mistakes_in(self, key: str, domain: Domain) -> list[str]:
+    def _mistakes_in(self, key: str, domain: Domain, rules: Rules | None) -> list[str]:
         *parents, last = key.split(".")
         names = valid_names(Experiment, parents)
         if parents[:2] != ["model", "params"] and last not in names:
@@ -130,10 +142,14 @@ class Sweep(Section):
             return [
                 f"space.{key}: it does not change what is learned from the same images; trials would differ in the clock only"
             ]
+        # A setting with a condition may be valid only where the condition is met.
+        around = next((found for found in rules.examples(key) if key in found), None) if domain.when and rules else {}
+        if around is None or (domain.when and rules is None):
+            return []  # its trials will tell
         mistakes = []
         for value in domain.probes():
             try:
-                self.experiment.with_overrides({key: value})
+                self.experiment.with_overrides({**around, key: value})
             except ConfigError as error:
                 lines = str(error).splitlines()
                 text = "; ".join(s.strip() for s in lines[1:] or lines)

@@ -42,6 +42,8 @@ class Domain:
 
     kind: str
     args: tuple[Any, ...]
+    when: str = ""
+    """A condition; where it is not met the setting is not varied. conditions.py reads it."""
 
     def __post_init__(self) -> None:
         if self.kind in ("choice", "grid"):
@@ -149,9 +151,9 @@ class Domain:
         low, high = self.args[0], self.args[1]
         return _SAMPLE_DIGITS + max(0, math.ceil(math.log10(max(abs(low), abs(high)) / (high - low))))
 
-    def as_dict(self) -> dict[str, list[Any]]:
+    def as_dict(self) -> dict[str, Any]:
         """The form in which a sweep file writes it."""
-        return {self.kind: list(self.args)}
+        return {self.kind: list(self.args), **({"when": self.when} if self.when else {})}
 
     def describe(self) -> str:
         """A short text for people: `0.0001 .. 0.1 (log)`, `1, 2, 3`."""
@@ -163,7 +165,7 @@ class Domain:
 
 
 def parse(value: Any) -> Domain:
-    """A domain from the form in which a sweep file writes it: a mapping with one key, the domain's name.
+    """A domain from the form in which a sweep file writes it: a mapping with one key, the domain's name, and maybe `when`.
 
     Raises:
         ValueError: the rule that the value breaks, with the names or the form that would be right.
@@ -173,16 +175,19 @@ def parse(value: Any) -> Domain:
     forms = "; ".join(f"{name}: {shape}" for name, shape in _SHAPES.items())
     if isinstance(value, list):
         raise ValueError(f"say how to walk through the list: {{grid: {value}}} or {{choice: {value}}}")
-    if not isinstance(value, dict) or len(value) != 1:
-        raise ValueError(f"a domain is a mapping with one key, got {value!r}; forms: {forms}")
-    ((kind, args),) = value.items()
+    if not isinstance(value, dict) or len(named := {name: args for name, args in value.items() if name != "when"}) != 1:
+        raise ValueError(f"a domain is a mapping with one key (and `when`, its condition), got {value!r}; forms: {forms}")
+    when = value.get("when", "model.depth > 3")
+    if not isinstance(when, str) or not when.strip():
+        raise ValueError(f"when takes a condition in quotes, such as 'model.depth > 3', got {when!r}")
+    ((kind, args),) = named.items()
     if kind not in _SHAPES:
         near = difflib.get_close_matches(str(kind), _SHAPES, n=1)
         hint = f"; nearest: {near[0]}" if near else ""
         raise ValueError(f"unknown domain {kind!r}{hint}; forms: {forms}")
     if not isinstance(args, list | tuple):
         raise ValueError(f"{kind} takes {_SHAPES[kind]}, got {args!r}")
-    return Domain(str(kind), tuple(args))
+    return Domain(str(kind), tuple(args), when.strip() if "when" in value else "")
 
 
 DomainField = Annotated[
@@ -192,10 +197,12 @@ DomainField = Annotated[
     WithJsonSchema(
         {
             "type": "object",
-            "minProperties": 1,
-            "maxProperties": 1,
             "additionalProperties": False,
-            "properties": {name: {"type": "array", "description": shape} for name, shape in _SHAPES.items()},
+            "properties": {
+                **{name: {"type": "array", "description": shape} for name, shape in _SHAPES.items()},
+                "when": {"type": "string", "description": "Vary the setting only where this holds, such as model.depth > 3."},
+            },
+            "oneOf": [{"required": [name]} for name in _SHAPES],
         }
     ),
 ]

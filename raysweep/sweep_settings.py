@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from raysweep.settings import PositiveFloat, PositiveInt, Section
 
-INDEPENDENT_RULES = ("asha", "median")
+INDEPENDENT_RULES = ("asha", "hyperband", "median")
 """Schedulers that stop each trial by itself, at one of its epochs: it may run on, or others beside it, unseen by them."""
 
 

@@ -121,8 +121,10 @@ def sweep_map(results: Results) -> Map | None:
     axes = swept_axes(results)
     if not axes:
         return None
-    x = axes[0]
-    y = axes[1] if len(axes) > 1 and axes[1].numeric == x.numeric else None
+    # A setting that only some trials have would leave the others out of the map.
+    whole = [a for a in axes if not any(missing(value) for value in results.trials[a.name])]
+    x, *rest = [*whole, *(a for a in axes if a not in whole)]
+    y = rest[0] if rest and rest[0] in whole and rest[0].numeric == x.numeric else None
     shown = [a.name for a in (x, y) if a is not None]
     best = results.best
     mean_image = baselines(results.data).get("mean image")

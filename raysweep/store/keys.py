@@ -25,13 +25,32 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        # 1, 1.0 and 1e0 are one setting.
-        return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.12g}")
+        # 1, 1.0 and 1e0 are one setting, and so is 0.1 + 0.2 with 0.3, or 1 + 1e-15 with 1.
+        value = value if _is_whole(value) else float(f"{value:.12g}")
+        return int(value) if _is_whole(value) else value
     if isinstance(value, dict):
         return {str(k): _canonical(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
     if isinstance(value, list | tuple):
         return [_canonical(v) for v in value]
     return repr(value)
+
+
+def _is_whole(value: float) -> bool:
+    return value.is_integer() and abs(value) < 2**53
+
+
+def _identity(experiment: Experiment) -> dict[str, Any]:
+    """Experiment.identity() in its canonical form; a number that is the default but for rounding is left out as well."""
+    found = {}
+    for section, settings in experiment.identity().items():
+        fields = type(getattr(experiment, section)).model_fields
+        kept = {name: _canonical(value) for name, value in settings.items()}
+        for name, value in settings.items():
+            if isinstance(value, float | list) and kept[name] == _canonical(fields[name].get_default()):
+                del kept[name]
+        if kept:
+            found[section] = kept
+    return found
 
 
 def trial_key(experiment: Experiment, data_fingerprint: str, code_fingerprint: str = "") -> str:
@@ -43,7 +62,7 @@ def trial_key(experiment: Experiment, data_fingerprint: str, code_fingerprint: s
         code_fingerprint: a hash of the user's plug-in sources, empty without plug-ins.
     """
     identity = {
-        "experiment": _canonical(experiment.identity()),
+        "experiment": _identity(experiment),
         "data": data_fingerprint,
         "code": [TRAINING_VERSION, code_fingerprint],
     }
@@ -75,9 +94,7 @@ def infeasible_key(experiment: Experiment, overrides: Mapping[str, Any], data_fi
         overrides: dotted keys and the trial's values.
         data_fingerprint: a hash of the samples' content.
     """
-    return _hashed(
-        {"experiment": _canonical(experiment.identity()), "infeasible": _canonical(dict(overrides)), "data": data_fingerprint}
-    )
+    return _hashed({"experiment": _identity(experiment), "infeasible": _canonical(dict(overrides)), "data": data_fingerprint})
 
 
 def _hashed(identity: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ import typer
 from raysweep.console import commandline, console, run
 from raysweep.experiment import Experiment
 from raysweep.report.summary import finish
-from raysweep.store.results import describe_end
+from raysweep.store.reasons import describe_end
 
 
 @commandline

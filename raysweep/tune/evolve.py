@@ -70,7 +70,8 @@ def exploits(members: Sequence[Member], sweep: Sweep, generation: int) -> list[E
 def explored(overrides: Mapping[str, Any], sweep: Sweep, rng: np.random.Generator) -> dict[str, Any]:
     """Copied settings, each number of the optimizer's drawn anew with `resample_probability`, else changed a little.
 
-    The others, and what is a name (`optim.name`), belong to the weights or to the optimizer's state and stay.
+    The others, and what is a name (`optim.name`), belong to the weights or to the optimizer's state and stay; so do all where
+    the changed ones would break a constraint or another setting's condition.
     """
     new = dict(overrides)
     for key, value in overrides.items():
@@ -79,6 +80,9 @@ def explored(overrides: Mapping[str, Any], sweep: Sweep, rng: np.random.Generato
             continue
         is_drawn = rng.random() < sweep.scheduler.resample_probability
         new[key] = domain.sample(rng) if is_drawn else perturbed(domain, value, up=bool(rng.random() < 0.5))
+    rules = sweep.rules()
+    if rules.are_any and not rules.holds(new):
+        new = dict(overrides)
     # As they are understood: "1e-3" of a list is 0.001.
     experiment = sweep.experiment.with_overrides(new)
     return {key: list(value) if isinstance(value := experiment.get(key), tuple) else value for key in new}

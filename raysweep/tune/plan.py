@@ -18,10 +18,13 @@ from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, shapes, with_absolute_paths
+from raysweep.tune.drawing import check_not_empty, note_infeasible, plan_draws
 from raysweep.tune.seeds import with_seeds
 
 DEFAULT_SAMPLES = 16
-_MAX_DRAWS_PER_TRIAL = 100
+LISTED = ("grid", "random", "sobol")
+"""Searches whose trials are all known before the first one runs."""
+_MAX_COUNTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Plan:
         num_planned: how many there will be, as far as is known.
         num_configurations: how many different settings those are; each may be trained with several seeds.
         has_contest: whether the best configurations have still to be told apart by further seeds.
+        rules: which settings a combination has, and the constraints.
         notes: what a user should know about the plan.
     """
 
@@ -62,6 +66,7 @@ class Plan:
         self._keys = {trial.key for trial in self.trials}
         self._numbers: dict[str, int] = {}
         self._next_number = len(self.trials)
+        self.rules = self.sweep.rules()
         self._checked: dict[str, tuple[ModelFacts, str]] = {}
 
     def goes_on(self, numbers: Mapping[str, int], following: int) -> None:
@@ -104,8 +109,10 @@ class Plan:
         """Plan one more trial; None where the same one is planned already.
 
         Raises:
-            ConfigError, DataError: the trial cannot work.
+            ConfigError, DataError: the trial cannot work, or breaks a constraint.
         """
+        if broken := self.rules.broken(overrides):
+            raise ConfigError(broken)
         experiment = self.experiment(overrides)
         dataset = self.dataset(experiment)
         model, code = self.check(experiment)
@@ -125,6 +132,11 @@ class Plan:
             return None
         return self._append(PlannedTrial(self._number(key), key, dict(overrides), ModelFacts(0, False), why))
 
+    def make_room(self) -> None:
+        """Plan for one trial more: what cannot be trained takes no place of one that can."""
+        self.num_planned += 1
+        self.num_configurations += 1
+
     def _append(self, trial: PlannedTrial) -> PlannedTrial:
         self.trials.append(trial)
         self._keys.add(trial.key)
@@ -140,32 +152,44 @@ def _data_id(experiment: Experiment) -> str:
 
 
 def grid(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Every combination, the first setting slowest."""
-    values = {key: domain.values() or [] for key, domain in sweep.space.items()}
+    """Every different combination, the first setting slowest; settings whose condition is not met are left out."""
+    values, rules, seen = {key: domain.values() or [] for key, domain in sweep.space.items()}, sweep.rules(), set[str]()
     for combination in itertools.product(*values.values()):
-        yield dict(zip(values, combination, strict=True))
+        overrides = rules.active(dict(zip(values, combination, strict=True)))
+        if (text := repr(overrides)) not in seen:
+            seen.add(text)
+            yield overrides
 
 
 def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Endless random draws, the same ones for the same search.seed."""
-    rng = np.random.default_rng(sweep.search.seed)
+    """Endless random draws, the same ones for the same search.seed; a condition changes no value that is drawn."""
+    rng, rules = np.random.default_rng(sweep.search.seed), sweep.rules()
     while True:
-        yield {key: domain.sample(rng) for key, domain in sweep.space.items()}
+        yield rules.active({key: domain.sample(rng) for key, domain in sweep.space.items()})
 
 
 def sobol(sweep: Sweep) -> Iterator[dict[str, Any]]:
     """Endless quasi-random draws: a scrambled Sobol sequence (Owen, 1998), the same one for the same search.seed."""
     engine = torch.quasirandom.SobolEngine(len(sweep.space), scramble=True, seed=sweep.search.seed)  # type: ignore[no-untyped-call]
+    rules = sweep.rules()
     while True:
         shares = engine.draw(1, dtype=torch.float64)[0].tolist()
         # A scrambled point can round to 1.
-        yield {key: domain.at(min(share, 1 - 2**-53)) for (key, domain), share in zip(sweep.space.items(), shares, strict=True)}
+        at = {key: domain.at(min(share, 1 - 2**-53)) for (key, domain), share in zip(sweep.space.items(), shares, strict=True)}
+        yield rules.active(at)
 
 
 def num_combinations(sweep: Sweep) -> float:
-    """How many different trials the space has; inf where a domain is continuous."""
+    """How many different trials the space has; inf where a domain is continuous.
+
+    With conditions or constraints, and more than 10,000 combinations, those that are left out count as well.
+    """
     listed = [domain.values() for domain in sweep.space.values()]
-    return math.prod(len(values) if values is not None else math.inf for values in listed)
+    product = math.prod(len(values) if values is not None else math.inf for values in listed)
+    rules = sweep.rules()
+    if not rules.are_any or product > _MAX_COUNTED:
+        return product
+    return sum(not rules.broken(overrides) for overrides in grid(sweep))
 
 
 def make_plan(sweep: Sweep) -> Plan:
@@ -193,13 +217,10 @@ def make_plan(sweep: Sweep) -> Plan:
     if distinct < wanted:
         plan.num_planned = int(distinct)
         plan.notes.append(f"the space has only {int(distinct)} different trials, so {int(distinct)} run instead of {wanted}")
-    if sweep.search.algorithm in ("random", "sobol"):
-        source = draws(sweep) if sweep.search.algorithm == "random" else sobol(sweep)
-        for _ in range(_MAX_DRAWS_PER_TRIAL * plan.num_planned):
-            if len(plan.trials) == plan.num_planned:
-                break
-            plan.add(next(source))
-        plan.num_planned = len(plan.trials)
+    if sweep.search.algorithm in LISTED:
+        plan_draws(plan, draws(sweep) if sweep.search.algorithm == "random" else sobol(sweep), distinct)
+    else:
+        check_not_empty(plan, draws(sweep))
     return with_seeds(plan)
 
 
@@ -221,44 +242,51 @@ def _plan_grid(plan: Plan) -> None:
     plan.num_planned = len(plan.trials)
     if len(refused) == len(plan.trials):
         raise ConfigError("no trial of the space can be trained:\n  " + "\n  ".join(dict.fromkeys(refused)))
-    if refused:
-        plan.notes.append(f"{len(refused)} of {plan.num_planned} trials cannot be trained and are in the results as infeasible")
+    note_infeasible(plan)
     if repeats:
         plan.notes.append(f"{len(repeats)} combinations mean the same training as another one and run once, such as {repeats[0]}")
 
 
 def prepare_base(sweep: Sweep) -> Prepared:
-    """The experiment as the first corner of the space makes it: what is swept need not be feasible at its default.
+    """The experiment as a first trial of the space makes it: what is swept need not be feasible at its default.
 
     Raises:
         ConfigError, DataError: the images cannot be used, or no value of the space fits them.
     """
     errors: list[ConfigError] = []
-    for corner in itertools.islice(grid_of_corners(sweep), 64):
+    for overrides in itertools.chain(itertools.islice(grid_of_corners(sweep), 64), itertools.islice(draws(sweep), 64)):
         try:
-            return prepare(sweep.experiment.with_overrides(corner))
+            return prepare(sweep.experiment.with_overrides(overrides))
         except ConfigError as error:
             errors.append(error)
     raise errors[0]
 
 
-def grid_of_corners(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Every combination of the domains' outermost values."""
-    values = [domain.corners() for domain in sweep.space.values()]
+def grid_of_corners(sweep: Sweep, fixed: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Every combination of the domains' outermost values; `fixed`: of some settings this value alone."""
+    values = [[fixed[key]] if fixed and key in fixed else domain.corners() for key, domain in sweep.space.items()]
+    rules = sweep.rules()
     for combination in itertools.product(*values):
-        yield dict(zip(sweep.space, combination, strict=True))
+        yield rules.active(dict(zip(sweep.space, combination, strict=True)))
 
 
 def _check_corners(plan: Plan) -> None:
-    """Refuse values that no trial could train with, one line each."""
-    base = next(iter(grid_of_corners(plan.sweep)))
+    """Refuse values that no trial could train with, one line each; those that go with some others are left to the trials."""
     mistakes = []
     for key, domain in plan.sweep.space.items():
         for value in domain.corners():
-            experiment = plan.experiment({**base, key: value})
-            try:
-                plan.check(experiment)
-            except ConfigError as error:
-                mistakes.append(f"space.{key}: {value!r}: {error}")
+            why = ""
+            for overrides in itertools.islice(grid_of_corners(plan.sweep, {key: value}), 64):
+                if key not in overrides or plan.rules.broken(overrides):
+                    continue
+                try:
+                    experiment = plan.experiment(overrides)
+                    plan.check(experiment)
+                except ConfigError as error:
+                    why = why or str(error)
+                    continue
+                why = ""
+                break
+            mistakes += [f"space.{key}: {value!r}: {why}"] if why else []
     if mistakes:
         raise ConfigError("\n  ".join(dict.fromkeys(mistakes)))

@@ -67,8 +67,9 @@ class Progress(Watcher):
 
     def settings(self, state: TrialState) -> str:
         """`lr 0.001, depth 2`, with its seed where that is a further one."""
-        shown = {**self._names, **({SEED: "seed"} if SEED in state.trial.overrides else {})}
-        return ", ".join(f"{short} {number(state.trial.overrides[key])}" for key, short in shown.items())
+        overrides = state.trial.overrides
+        shown = {**self._names, **({SEED: "seed"} if SEED in overrides else {})}
+        return ", ".join(f"{short} {number(overrides[key])}" for key, short in shown.items() if key in overrides)
 
     def line(self, state: TrialState) -> Text:
         """One line for a trial that has ended."""
@@ -98,7 +99,7 @@ class Progress(Watcher):
         for state in sorted(shown, key=lambda s: s.trial.number):
             table.add_row(
                 str(state.trial.number),
-                *(number(state.trial.overrides[key]) for key in self._names),
+                *(number(state.trial.overrides.get(key)) for key in self._names),
                 Text(state.status, _STYLES.get(state.status, "dim")),
                 f"{state.epoch}/{self._epochs}",
                 number(state.value),

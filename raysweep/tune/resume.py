@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.config import Sweep
-from raysweep.errors import StoreError
+from raysweep.errors import ConfigError, StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
 from raysweep.tune.contest import go_on
-from raysweep.tune.plan import Plan, PlannedTrial, make_plan
+from raysweep.tune.plan import LISTED, Plan, PlannedTrial, make_plan
 from raysweep.tune.seeds import add_seeds
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
@@ -168,10 +168,10 @@ def adopt(plan: Plan, past: Past) -> None:
 
     A plan that a searcher fills starts with the journal's trials.
     """
-    if len(plan.trials) < plan.num_configurations:
+    if plan.sweep.search.algorithm not in LISTED:
         for old in sorted(past.trials.values(), key=lambda t: t.number):
-            if set(old.overrides) == set(plan.sweep.space):
-                plan.add(old.overrides)
+            if plan.rules.holds(old.overrides):
+                _add_again(plan, old)
     following = max((t.number for t in past.trials.values()), default=-1) + 1
     for place, trial in enumerate(plan.trials):
         known = past.trials.get(trial.key)
@@ -179,6 +179,15 @@ def adopt(plan: Plan, past: Past) -> None:
         following += known is None
         plan.trials[place] = replace(trial, number=number)
     plan.goes_on({t.key: t.number for t in past.trials.values()}, following)
+
+
+def _add_again(plan: Plan, old: PastTrial) -> None:
+    """Plan a trial of the journal's; what cannot be trained takes no place of one that can."""
+    try:
+        plan.add(old.overrides)
+    except ConfigError as error:
+        if plan.add_infeasible(old.overrides, str(error)) is not None:
+            plan.make_room()
 
 
 @dataclass(frozen=True)

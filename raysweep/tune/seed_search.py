@@ -51,6 +51,9 @@ class MeanSearcher(NotSaved, Searcher):  # type: ignore[misc]
             self._inner.suggest(trial.key)
 
     def _take(self, name: str, trial: PlannedTrial) -> None:
+        if trial.infeasible:  # it is only listed
+            self._assigned(name, trial)
+            return
         self._names[trial.key], self._given = name, trial
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:

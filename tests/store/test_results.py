@@ -13,7 +13,8 @@ import pytest
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store.journal import JournalWriter
-from raysweep.store.results import STATUSES, Results, describe_end, load
+from raysweep.store.reasons import describe_end
+from raysweep.store.results import STATUSES, Results, load
 
 NAN = float("nan")
 GRID = {"optim.lr": {"grid": [1e-3, 1e-2]}, "model.depth": {"grid": [1, 2]}}

@@ -183,7 +183,7 @@ def test_what_was_decided_stands_when_the_share_is_changed() -> None:
 
 
 def test_an_audit_needs_a_scheduler_that_stops() -> None:
-    with pytest.raises(ConfigError, match=r"scheduler\.audit 0\.1 .*scheduler\.name none.*asha or median"):
+    with pytest.raises(ConfigError, match=r"scheduler\.audit 0\.1 .*scheduler\.name none.*asha, hyperband, median"):
         sweep(0.1, {"name": "none"})
 
 

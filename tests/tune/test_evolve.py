@@ -134,3 +134,12 @@ def test_new_settings_are_understood_like_given_ones() -> None:
         new = explored({"optim.lr": 1e-3, "optim.betas": [0.9, 0.99]}, settings, np.random.default_rng(seed))
         assert isinstance(new["optim.lr"], float)
         assert isinstance(new["optim.betas"], list)
+
+
+def test_a_change_that_a_constraint_or_a_condition_does_not_take_leaves_the_copied_settings() -> None:
+    base = sweep()
+    tight = Sweep.from_dict({**base.model_dump(mode="json", exclude_unset=True), "constraints": ["optim.lr <= 0.001"]})
+    wide = [explored({"optim.lr": 1e-3, "model.depth": 2}, base, np.random.default_rng(n))["optim.lr"] for n in range(40)]
+    kept = [explored({"optim.lr": 1e-3, "model.depth": 2}, tight, np.random.default_rng(n))["optim.lr"] for n in range(40)]
+    assert any(lr > 1e-3 for lr in wide)
+    assert kept == [lr if lr <= 1e-3 else 1e-3 for lr in wide]

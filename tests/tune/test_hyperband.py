@@ -13,7 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from raysweep.config import Sweep
-from raysweep.store.results import describe_end
+from raysweep.store.reasons import describe_end
 from raysweep.tune.hyperband import Hyperband, bracket_of, num_brackets, shares
 from raysweep.tune.schedulers import RecordingScheduler
 

@@ -1,0 +1,120 @@
+"""Trials that are drawn: random, quasi-random, or in a searcher's place; draws that break a constraint are drawn anew."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from raysweep.conditions import Rules
+from raysweep.errors import ConfigError
+
+if TYPE_CHECKING:
+    from raysweep.tune.plan import Plan
+
+MAX_REFUSED = 10_000
+"""Draws in a row that break a constraint, after which the space counts as used up."""
+_MAX_DRAWS_PER_TRIAL = 100
+
+
+class Draws:
+    """Draws that fulfil the constraints.
+
+    Attributes:
+        refused: how many did not.
+        why: which constraint the newest of those broke.
+
+    Args:
+        source: endless draws.
+        rules: with the constraints.
+    """
+
+    def __init__(self, source: Iterator[dict[str, Any]], rules: Rules) -> None:
+        self.refused, self.why = 0, ""
+        self._source, self._rules = source, rules
+
+    def next(self) -> dict[str, Any] | None:
+        """The next one; None where 10,000 in a row broke a constraint."""
+        for overrides in itertools.islice(self._source, MAX_REFUSED):
+            why = self._rules.broken(overrides)
+            if not why:
+                return overrides
+            self.refused, self.why = self.refused + 1, why
+        return None
+
+    def describe(self) -> str:
+        """Why there is no draw, for a space that has none."""
+        return f"constraints: {self.refused} draws of the space in a row broke them; the last: {self.why}"
+
+
+def check_not_empty(plan: Plan, source: Iterator[dict[str, Any]]) -> None:
+    """Refuse a space of which constraints leave nothing, before a searcher looks for a trial in it.
+
+    Raises:
+        ConfigError: 10,000 draws in a row broke a constraint.
+    """
+    found = Draws(source, plan.rules)
+    if found.next() is None:
+        raise ConfigError(found.describe())
+
+
+def max_infeasible(wanted: int) -> int:
+    """How many draws that cannot be trained are listed, where so many trials are wanted, before drawing is given up."""
+    return 20 + 5 * wanted
+
+
+def plan_draws(plan: Plan, source: Iterator[dict[str, Any]], distinct: float) -> None:
+    """Draw trials until there are `plan.num_planned` that can be trained; those that cannot are listed, too.
+
+    Args:
+        plan: with the points to try first.
+        source: endless draws.
+        distinct: how many different trials there are.
+
+    Raises:
+        ConfigError: there is none, or hardly one.
+    """
+    wanted, found = plan.num_planned, Draws(source, plan.rules)
+    infeasible: list[str] = []
+    num_drawn = 0
+    while len(plan.trials) - len(infeasible) < wanted and len(plan.trials) < distinct:
+        overrides = found.next() if num_drawn < _MAX_DRAWS_PER_TRIAL * wanted else None
+        if overrides is None or len(infeasible) > max_infeasible(wanted):
+            break
+        num_drawn += 1
+        try:
+            plan.add(overrides)
+        except ConfigError as error:
+            if plan.add_infeasible(overrides, str(error)) is not None:
+                infeasible.append(str(error))
+    trainable = len(plan.trials) - len(infeasible)
+    reasons = "\n  ".join(list(dict.fromkeys(infeasible))[:5])
+    if trainable == 0 and not infeasible:
+        raise ConfigError(found.describe())
+    if trainable == 0:
+        raise ConfigError(f"no trial of the space can be trained:\n  {reasons}")
+    if len(infeasible) > max_infeasible(wanted):
+        raise ConfigError(
+            f"only {trainable} of {len(plan.trials)} draws of the space can be trained; narrow it, or say with constraints "
+            f"what can:\n  {reasons}"
+        )
+    if trainable < min(wanted, distinct - len(infeasible)):
+        drawn = num_drawn + found.refused
+        plan.notes.append(f"only {trainable} different trials were found in {drawn} draws, {wanted} were wanted")
+    if found.refused:
+        plan.notes.append(note_refused(found.refused, found.why))
+    plan.num_planned = len(plan.trials)
+    note_infeasible(plan)
+
+
+def note_refused(number: int, why: str) -> str:
+    """A sentence about draws that broke a constraint."""
+    were = "draw broke a constraint and was" if number == 1 else "draws broke a constraint and were"
+    return f"{number} {were} drawn anew; the last: {why}"
+
+
+def note_infeasible(plan: Plan) -> None:
+    """Note how many of the plan's trials cannot be trained, where there are such."""
+    number = sum(bool(trial.infeasible) for trial in plan.trials)
+    if number:
+        plan.notes.append(f"{number} of {plan.num_planned} trials cannot be trained and are in the results as infeasible")
