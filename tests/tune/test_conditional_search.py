@@ -203,3 +203,5 @@ def test_optuna_is_told_only_the_settings_that_a_trial_has(tmp_path: Path) -> No
             given = search.suggest(f"id{number}")
             assert isinstance(given, dict)
             assert set(search._asked[f"id{number}"].params) == set(given["overrides"])
+        again = OptunaSearcher(plan, [], recorder.assigned, recorder.objective)
+        assert [set(t.params) for t in again._study.trials] == [set(t.overrides) for t in plan.trials], "after a restart, too"
