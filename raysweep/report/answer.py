@@ -112,8 +112,18 @@ def status(results: Results) -> str:
     when = f" Started {moment(started)}" if not missing(started) else ""
     if when and last is not None:
         when += f", last entry {moment(last)}"
-    trained = duration(float(results.trials["seconds"].sum()))
-    return f"{counts(results)}.{state}{when + '.' if when else ''} Training time of all trials together: {trained}."
+    trained = f" Training time of all trials together: {duration(float(results.trials['seconds'].sum()))}."
+    return f"{counts(results)}.{state}{when + '.' if when else ''}{trained}{planned(results)}"
+
+
+def planned(results: Results) -> str:
+    """` Planned 1 min 30 s to 2 min, took 1 min 45 s.`; "" where `--plan` predicted nothing for these trials."""
+    predicted = results.wall.predicted
+    if not predicted:
+        return ""
+    low, _, high = predicted["wall_s"]
+    so_far = "" if results.finished == "completed" else " so far"
+    return f" Planned {duration(low)} to {duration(high)}, took {duration(results.wall.seconds)}{so_far}."
 
 
 def remarks(results: Results) -> list[str]:

@@ -20,6 +20,7 @@ from raysweep.store.configurations import Contest, Groups, configurations, group
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
 from raysweep.store.population import population_frame, settings_columns, with_settings
+from raysweep.store.prediction import WallTime
 from raysweep.store.reasons import describe_end
 from raysweep.sweep_settings import SEED
 
@@ -61,6 +62,7 @@ class Results:
         resizes: what happened to the trials' workers (resize, failure, preemption), in order; fields as in attempts.Event.
         groups: which trials are one configuration.
         finished: how the sweep ended (completed, interrupted, budget), None where it has not.
+        wall: what it was predicted to take, and took.
     """
 
     directory: SweepDirectory
@@ -79,6 +81,7 @@ class Results:
     population: pd.DataFrame
     groups: Groups
     finished: str | None
+    wall: WallTime = field(default_factory=WallTime)
 
     @property
     def has_seeds(self) -> bool:
@@ -144,9 +147,11 @@ def load(path: str | Path) -> Results:
     resizes: list[dict[str, Any]] = []
     copies: list[dict[str, Any]] = []
     finished: str | None = None
+    wall = WallTime()
     for number, event in enumerate(read_events(directory.journal)):
         try:
             name = event.pop("event")
+            wall.see(name, event)
             if name == "start":
                 start, finished = event, None
             elif name == "trial":
@@ -179,7 +184,7 @@ def load(path: str | Path) -> Results:
             raise StoreError(f"{directory.journal} is damaged: event {number + 1} makes no sense ({error!r})") from None
     if not start:
         raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
-    return _results(directory, start, trials, decisions, resizes, copies, finished)
+    return replace(_results(directory, start, trials, decisions, resizes, copies, finished), wall=wall)
 
 
 def _results(

@@ -23,7 +23,12 @@ def command(
     storage: Annotated[Path | None, typer.Option(help="The directory that sweeps are kept in.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew in a new directory; nothing is deleted.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again, from checkpoints.")] = False,
-    plan: Annotated[bool, typer.Option("--plan", help="Show what would run, and train nothing.")] = False,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan", help="Show what would run and cost, after a few steps of each model size; writes STORAGE/NAME.plan.json."
+        ),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
 ) -> int:
     """Run a sweep, or go on with it, and write its report."""

@@ -1,21 +1,32 @@
-"""What a sweep would run, without running it: its trials, what is known of them, how many at once and why."""
+"""What a sweep would run and cost, without running it: its trials, what is known of them, how many at once and why, how long."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.table import Table
 
 from raysweep.cluster.join import available_here, connected, running_cluster
-from raysweep.cluster.resources import allocate, concurrency
+from raysweep.cluster.resources import allocate, carried, concurrency, largest
 from raysweep.config import Sweep
 from raysweep.report.tables import number, shortened
+from raysweep.store.directory import check_storage
+from raysweep.store.prediction import write_prediction
+from raysweep.train.prepare import check_scale
+from raysweep.tune.calibrate import calibrate
+from raysweep.tune.estimate import AROUND_S, Calibrate, estimate
+from raysweep.tune.left import what_for
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, Work, found
+from raysweep.tune.sizes import Cost
 
 
-def preview(plan: Plan, past: Past | None, todo: Work, at_once: int, why: str) -> tuple[str, Table]:
+def preview(
+    plan: Plan, past: Past | None, todo: Work, at_once: int, why: str, costs: Mapping[str, Cost] = {}
+) -> tuple[str, Table]:
     """A sentence and a table for people.
 
     Args:
@@ -24,19 +35,28 @@ def preview(plan: Plan, past: Past | None, todo: Work, at_once: int, why: str) -
         todo: which of them are done and which run.
         at_once: how many would run at a time.
         why: that many.
+        costs: of the trials that run, by key, as far as they are known.
     """
     epochs = plan.sweep.experiment.train.epochs
     unknown = plan.num_planned - len(plan.trials)
     parts = [f"{len(todo.to_run)} to run", *([f"{len(todo.done)} not"] if todo.done else [])]
     parts += [f"{unknown} that the search will think of"] if unknown else []
-    text = f"{plan.num_planned} trials x {epochs} epochs: {', '.join(parts)}; {at_once} at a time ({why}). Nothing was trained."
+    text = f"{plan.num_planned} trials x {epochs} epochs: {', '.join(parts)}; {at_once} at a time ({why}). No trial was trained."
     names = plan.sweep.short_names()
-    table = Table("trial", *names.values(), "parameters", "what")
+    table = Table("trial", *names.values(), "parameters", *(("memory", "s / epoch") if costs else ()), "what")
     for trial in sorted(plan.trials, key=lambda t: t.number):
         settings = [number(trial.overrides.get(key)) for key in names]
         parameters = "" if trial.infeasible else f"{trial.model.parameters:,}"
-        table.add_row(str(trial.number), *settings, parameters, _what(trial, past, epochs))
+        cost = _cost(costs.get(trial.key)) if costs else ()
+        table.add_row(str(trial.number), *settings, parameters, *cost, _what(trial, past, epochs))
     return text, table
+
+
+def _cost(cost: Cost | None) -> tuple[str, str]:
+    if cost is None:
+        return "", ""
+    about = "" if cost.measured else "about "
+    return f"{about}{cost.memory_bytes / 2**20:,.0f} MiB", f"{about}{cost.epoch_s:.3g}"
 
 
 def _what(trial: PlannedTrial, past: Past | None, epochs: int) -> str:
@@ -58,19 +78,51 @@ def preview_sweep(
     fresh: bool = False,
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda _text: None,
+    measured: Calibrate = calibrate,
 ) -> tuple[str, Table]:
-    """What run_sweep would run: a sentence and a table; nothing is trained and nothing is written.
+    """What run_sweep would run and cost: sentences and a table.
+
+    A few steps of each model size are trained in a temporary directory, where the trials would run. What is written is
+    one file beside the sweep's directory, the prediction that its next start puts into the journal.
 
     Raises:
         RaysweepError: as run_sweep.
     """
-    plan, past, todo = found(sweep, (storage or Path(sweep.storage)).expanduser(), fresh, retry_failed, say)
-    if running_cluster() is None:
-        available = available_here()
-    else:
-        with connected() as cluster:
-            available = cluster.available
-    allocation = allocate(sweep.experiment.scale, available, share_cpus=False)
+    storage = (storage or Path(sweep.storage)).expanduser()
+    check_storage(storage)
+    plan, past, todo = found(sweep, storage, fresh, retry_failed, say)
     for note in plan.notes:
         say(f"note: {note}")
-    return preview(plan, past, todo, *concurrency(allocation, available, sweep.search.max_concurrent))
+    limit, scale = sweep.search.max_concurrent, sweep.experiment.scale
+    nothing_left = not todo.to_run and len(plan.trials) >= plan.num_planned
+    if running_cluster() is None:
+        here = available_here()
+        allocation = allocate(scale, here, share_cpus=False)
+        for model in (plan.prepared.model, *(trial.model for trial in plan.trials)):
+            check_scale(model, allocation)
+        if nothing_left:
+            return _nothing_left(preview(plan, past, todo, *concurrency(allocation, here, limit)))
+    began = time.monotonic()
+    with connected(poll_s=scale.poll_s) as cluster:
+        started_s = time.monotonic() - began
+        allocation = allocate(scale, cluster.available, share_cpus=False)
+        at_once, why = concurrency(allocation, cluster.available, limit)
+        if nothing_left:
+            return _nothing_left(preview(plan, past, todo, at_once, why))
+        allocation = largest(allocation, cluster.available)
+        share = carried(allocation, cluster.available) // min(at_once, plan.num_planned)
+        shared = replace(allocation, max_workers=max(allocation.workers, min(allocation.max_workers, share)))
+        cost = estimate(plan, past, todo, shared, cluster.available, at_once, measured)
+    text, table = preview(plan, past, todo, at_once, why, cost.costs)
+    for note in cost.calibration.notes:
+        say(f"note: {note}")
+    around_s = started_s + AROUND_S
+    if cost.prediction is not None:
+        key = what_for(plan, past, todo, allocation, at_once)
+        write_prediction(storage, sweep.name, key, {**cost.prediction.event(), "around_s": round(around_s, 1)})
+    return f"{text}\n{cost.describe(around_s)}", table
+
+
+def _nothing_left(shown: tuple[str, Table]) -> tuple[str, Table]:
+    text, table = shown
+    return f"{text}\nNothing is left to train: 0 s.", table

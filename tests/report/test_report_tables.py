@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,6 +13,7 @@ import pytest
 from report_sweeps import DATA, NAN, SPACE, Make, diverged, failed, grid_trials, trial
 
 from raysweep.report import answer, tables
+from raysweep.store.journal import JournalWriter
 from raysweep.store.results import load
 
 
@@ -38,6 +41,25 @@ def test_answer_names_settings_value_and_baselines(make: Make) -> None:
     )
     assert answer.counts(results) == "16 planned: 15 completed, 1 diverged"
     assert "not finished" not in answer.status(results)
+
+
+def test_what_was_planned_stands_beside_what_it_took(tmp_path: Path) -> None:
+    def status(finish: str | None, predicted: dict[str, Any] | None) -> str:
+        journal = JournalWriter(tmp_path / "journal.jsonl", clock=lambda: times.pop(0))
+        times = [1.7e9, 1.7e9 + 40, 1.7e9 + 105]
+        journal.event("start", sweep=None, experiment={}, data={}, predicted=predicted)
+        journal.event("trial", trial=0, key="k", overrides={}, epochs=1, parameters=1)
+        if finish:
+            journal.event("finish", status=finish)
+        journal.close()
+        text = answer.status(load(tmp_path))
+        (tmp_path / "journal.jsonl").unlink()
+        return text
+
+    predicted = {"wall_s": [90, 100, 120], "device_hours": [0.1, 0.1, 0.1]}
+    assert status("completed", predicted).endswith("together: 0.0 s. Planned 1 min 30 s to 2 min, took 1 min 45 s.")
+    assert status(None, predicted).endswith("took 40 s so far.")
+    assert "Planned" not in status("completed", None)
 
 
 def test_best_not_better_than_the_mean_image_is_said_plainly(make: Make) -> None:
