@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -121,6 +122,22 @@ def test_more_epochs_extend_a_population(whole: Run, tmp_path: Path, shorter: in
     assert {n: e[0] for n, e in history(again.directory)["ends"].items()} == dict.fromkeys(range(5), "completed")
 
 
+def test_a_driver_killed_while_it_extends_a_population_changes_nothing(whole: Run, tmp_path: Path) -> None:
+    """Who diverged in the last generation of the shorter sweep had ended, and lives on by its copy."""
+    short = tmp_path / "short"
+    short.mkdir()
+    assert Run(settings(epochs=3), short).to_the_end()
+    assert "diverged" in list(load(short / "s").trials["status"])
+    for line in range(30):
+        storage = tmp_path / str(line)
+        shutil.copytree(short, storage)
+        Run(settings(), storage).to_the_end(dies_after=line)
+        again = Run(settings(), storage)
+        assert again.to_the_end()
+        assert history(again.directory)["events"] == history(whole.directory)["events"], f"killed at line {line}"
+        assert list(load(again.directory.path).trials["status"]) == ["completed"] * 5
+
+
 def test_again_there_is_nothing_to_do(whole: Run) -> None:
     assert Run(settings(), whole.directory.path.parent).todo.to_run == []
 
@@ -153,7 +170,8 @@ def test_where_everybody_has_diverged_the_sweep_ends(tmp_path: Path) -> None:
     assert found.population.empty
 
 
-def test_a_member_that_fails_leaves_the_population(tmp_path: Path) -> None:
+@pytest.mark.parametrize("member", range(5))
+def test_a_member_that_fails_leaves_the_population(tmp_path: Path, member: int) -> None:
     broken = [True]
 
     def fails(experiment: Experiment, directory: Path, tell: Any) -> tuple[str, dict[str, Any]]:
@@ -162,20 +180,20 @@ def test_a_member_that_fails_leaves_the_population(tmp_path: Path) -> None:
         return weight_trainer(experiment, directory, tell)
 
     run = Run(settings(), tmp_path)
-    victim = run.plan.trials[2].key
+    victim = run.plan.trials[member].key
     assert run.to_the_end(fails)
     before = history(run.directory)
     assert [s for s, _ in before["ends"].values()].count("failed") == 1
-    assert all(2 not in (e["trial"], e.get("from")) for e in before["events"] if "overrides" in e and e["generation"] > 1)
+    assert all(member not in (e["trial"], e.get("from")) for e in before["events"] if "overrides" in e and e["generation"] > 1)
     assert Run(settings(), tmp_path).todo.to_run == []
 
     broken[0] = False
     again = Run(settings(), tmp_path, retry_failed=True)
     assert again.to_the_end(fails)
     after = history(again.directory)
-    assert after["ends"][2] == ("completed", {})
-    others = [e for e in after["events"] if e["trial"] != 2]
-    assert others == [e for e in before["events"] if e["trial"] != 2], "the others' copies stand"
+    assert after["ends"][member][0] in ("completed", "diverged"), "what diverges in a generation that is over has nobody to copy"
+    others = [e for e in after["events"] if e["trial"] != member]
+    assert others == [e for e in before["events"] if e["trial"] != member], "the others' copies stand"
 
 
 def test_a_lost_process_is_an_attempt_and_its_next_segment_none(tmp_path: Path) -> None:
