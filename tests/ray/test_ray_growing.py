@@ -105,12 +105,12 @@ def test_a_share_that_falls_makes_room_for_who_waits(tmp_path: Path) -> None:
     thread = threading.Thread(target=run_first)
     thread.start()
     try:
-        assert seen.wait(60)
+        assert seen.wait(120)
         share[0] = 1
         began = time.monotonic()
         outcome = elastic.fit(short, second, Allocation(1, 1, 0, 2), lambda _row: None, share=lambda: 1)
         assert outcome.status == "completed"
-        assert time.monotonic() - began < 90
+        assert time.monotonic() - began < 150
     finally:
         ended.set()
         thread.join(60)
