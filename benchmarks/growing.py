@@ -34,7 +34,7 @@ from raysweep.train.sizing import Resizer
 
 EPOCHS, STEPS, EPOCH_S = 27, 100, 60.0
 EFFICIENCY, PAUSE_S, START_S, FIXED_START_S, CHECK_S, MOST = 0.8, 8.6, 8.2, 0.5, 10.0, 8
-REAL_EPOCHS = 12
+REAL_EPOCHS = 10
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ class SleepingNet(nn.Conv2d):
     """One convolution; a step takes SECONDS for each sample of the worker's share, so it scales perfectly.
 
     Args:
-        kind: `bad` adds 3 to every pixel, and is a tenth slower: of two trials it is judged second.
+        kind: any but `good` adds 3 to every pixel, and takes half as long again: it is judged after a good one.
     """
 
     SECONDS = 0.06
@@ -22,5 +22,5 @@ class SleepingNet(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            time.sleep(len(x) * self.SECONDS * (1.1 if self._kind == "bad" else 1.0))
-        return super().forward(x) + (3 if self._kind == "bad" else 0)
+            time.sleep(len(x) * self.SECONDS * (1.0 if self._kind == "good" else 1.5))
+        return super().forward(x) + (0 if self._kind == "good" else 3)
