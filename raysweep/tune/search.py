@@ -83,7 +83,7 @@ def searcher(
     search = plan.sweep.search
     if plan.has_contest and recorder is not None:
         return ContestSearcher(plan, to_run, recorder, _one_seed)
-    if search.seeds > 1 and search.algorithm in LEARNING:
+    if search.seeds > 1 and search.contenders is None and search.algorithm in LEARNING:
         return MeanSearcher(plan, to_run, assigned, objective, _one_seed)
     return _one_seed(plan, to_run, assigned, objective)
 

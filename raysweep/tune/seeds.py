@@ -105,14 +105,14 @@ def with_seeds(plan: Plan) -> Plan:
     """Plan the further seeds of what a plan holds: all first seeds, then all second ones, so that much is known early."""
     search = plan.sweep.search
     plan.num_configurations = plan.num_planned
+    is_whole = len(plan.trials) == plan.num_planned  # else a search thinks of the others
     if search.contenders:
-        num = min(search.contenders, sum(not t.infeasible for t in plan.trials) or plan.num_planned)
+        num = min(search.contenders, sum(not t.infeasible for t in plan.trials) if is_whole else plan.num_planned)
         if num > 1:
             plan.has_contest = True
             plan.num_planned += 2 * num
             plan.notes.append(f"the best {num} configurations get 2 to {search.seeds - 1} further seeds")
     elif search.seeds > 1:
-        is_whole = len(plan.trials) == plan.num_planned
         if is_whole:
             add_seeds(plan)
         plan.num_planned = len(plan.trials) if is_whole else plan.num_planned * search.seeds

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ from raysweep.errors import ConfigError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.sweep_settings import SEED
+from raysweep.tune.engine import _Job, _replayed
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import Work, check_unchanged, found
+from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import LEARNING, searcher
 
 LRS = [1e-4, 1e-3, 1e-2, 1e-1]
@@ -266,6 +269,7 @@ def test_a_contest_that_is_cut_anywhere_goes_on_as_if_it_had_not_been(at_once: i
     settings = sweep(seeds=6, contenders=3)
     whole = tmp_path / "whole"
     played(settings, whole, lambda o: noisy(o, 0.02), at_once)
+    assert [e["action"] for e in contest(whole)] == ["contend", "drop", "drop"]
     total = sum(1 for _ in read_events(whole / "s" / "journal.jsonl"))
     draw = random.Random(at_once)
     for cut in sorted(draw.sample(range(3, total), 6)):
@@ -313,6 +317,46 @@ def test_more_epochs_go_on_with_the_trials_of_a_contest(tmp_path: Path) -> None:
     rows = [(e["trial"], e["epoch"]) for e in lines(tmp_path, "row")]
     assert len(rows) == len(set(rows)) == 4 * before, "the first two epochs were not trained again"
     assert played(sweep(epochs=4, seeds=4, contenders=2), tmp_path, noisy).to_run == []
+
+
+def test_a_search_that_learns_has_its_contest_after_points_to_start_with(tmp_path: Path) -> None:
+    settings = sweep(algorithm="tpe", num_samples=4, start_with=[{"optim.lr": 1e-3}], seeds=3, contenders=2)
+    played(settings, tmp_path, noisy)
+    assert [s for _, s in trained(tmp_path)] == [0] * 4 + [1, 1, 2, 2]
+
+
+def test_one_configuration_has_no_contest(tmp_path: Path) -> None:
+    played(sweep(algorithm="tpe", num_samples=1, seeds=3, contenders=2), tmp_path, noisy)
+    assert len(trained(tmp_path)) == 1
+    assert contest(tmp_path) == []
+
+
+def test_a_scheduler_never_sees_the_seeds_of_a_contest(tmp_path: Path) -> None:
+    settings = sweep(epochs=4, seeds=4, contenders=2, scheduler="asha")
+    played(settings, tmp_path, noisy)
+    plan, past, todo = found(settings, tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    keys = {trial.key for trial in plan.trials[:4]}
+    with closing(JournalWriter(tmp_path / "s" / "journal.jsonl")) as journal:
+        recorder = SweepRecorder(plan, journal, past=past)
+        scheduler = RecordingScheduler(plan.sweep, recorder)
+        _replayed(_Job(plan, past.directory, past, todo), scheduler, recorder)
+
+        class Live:
+            status, trial_id = "RUNNING", "id"
+            config = {"key": "new", "overrides": {"optim.lr": 1e-1, SEED: 10}}
+
+        live = Live()
+        recorder.assigned("id", replace(plan.trials[3], number=99, key="new"))
+        scheduler.on_trial_add(None, live)
+        row = {"epoch": 1, "val_loss": 9.0}
+        assert scheduler.on_trial_result(None, live, {**row, "row": json.dumps(row)}) == "CONTINUE"
+        scheduler.on_trial_complete(None, live, {})
+        scheduler.on_trial_remove(None, live)
+    (bracket,) = scheduler._inner._brackets
+    for _, recorded in bracket._rungs:
+        assert set(recorded) <= keys
+    assert set(bracket._rungs[-1][1]) == keys
 
 
 def test_a_finished_sweep_is_given_a_contest(tmp_path: Path) -> None:
