@@ -359,6 +359,20 @@ def test_a_scheduler_never_sees_the_seeds_of_a_contest(tmp_path: Path) -> None:
     assert set(bracket._rungs[-1][1]) == keys
 
 
+def test_a_trial_of_an_old_contest_that_runs_again_has_not_ended(tmp_path: Path) -> None:
+    played(sweep(seeds=4, contenders=2), tmp_path, noisy)
+    plan, past, _ = found(sweep(epochs=4, seeds=4, contenders=2), tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    with closing(JournalWriter(tmp_path / "s" / "journal.jsonl")) as journal:
+        recorder = SweepRecorder(plan, journal, past=past, to_run=[t.key for t in plan.trials[:4]])
+        further = plan.add({"optim.lr": 1e-1, SEED: 8})
+        assert further is not None
+        assert further.number == past.trials[further.key].number
+        assert recorder.known(further) is None, "it has epochs to add"
+        recorder.assigned("id", further)
+        assert (recorder.states[further.number].status, recorder.states[further.number].epoch) == ("waiting", 2)
+
+
 def test_a_finished_sweep_is_given_a_contest(tmp_path: Path) -> None:
     played(sweep(), tmp_path, noisy)
     played(sweep(seeds=4, contenders=2), tmp_path, noisy)
