@@ -27,7 +27,7 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
         self._recorder.started(trial.trial_id)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        # Ray Tune keeps averages of every number that a trial has told, some 30 KB a trial, and writes them all at the end.
+        # Ray Tune keeps averages of every number that a trial has told, some 20 KB a trial, and writes them all at the end.
         trial.metric_analysis.clear()
         trial.metric_n_steps.clear()
 
