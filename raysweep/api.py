@@ -132,9 +132,9 @@ def sweep(
     from raysweep.report.build import build_report
     from raysweep.tune.engine import run_sweep
 
-    place = None if storage is None else Path(storage)
-    finished = run_sweep(_sweep(sweep), storage=place, fresh=fresh, retry_failed=retry_failed, verbose=verbose)
+    finished = run_sweep(_sweep(sweep), storage=storage, fresh=fresh, retry_failed=retry_failed, verbose=verbose)
     build_report(finished.directory.path)
+    finished.place.send_report(finished.directory)
     return open(finished.directory.path)
 
 

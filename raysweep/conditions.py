@@ -146,7 +146,11 @@ class Rules:
         return ""
 
     def mistakes_in_point(self, point: Mapping[str, Any]) -> list[str]:
-        """Why a point cannot be tried: settings that it lacks, has without need, or does not know, or a broken constraint."""
+        """Why a point cannot be tried: as `misfits`, or a broken constraint."""
+        return self.misfits(point) or list(filter(None, [self.broken(point)]))
+
+    def misfits(self, point: Mapping[str, Any]) -> list[str]:
+        """Settings that a point lacks, has without need, or that the space does not know."""
         decided: dict[str, Any] = {}
         missing: list[str] = []
         for key in self.order:
@@ -159,7 +163,7 @@ class Rules:
         mistakes += [f"{key} is not in the space" for key in sorted(point) if key not in self._space]
         inactive = [] if missing else [key for key in point if key in self._space and key not in decided]
         mistakes += [f"{key} has no place: its condition ({self._when[key].text}) is not met; leave it out" for key in inactive]
-        return mistakes or list(filter(None, [self.broken(point)]))
+        return mistakes
 
     def examples(self, *keys: str) -> Iterator[dict[str, Any]]:
         """Different combinations of some settings and of all that their conditions follow from; at most 1000.

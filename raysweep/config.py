@@ -49,7 +49,10 @@ class Sweep(Section):
     objective: Objective = Objective()
     budget: Budget = Budget()
     storage: str = "results"
-    """The directory that sweeps are kept in; on several machines it must be a shared one."""
+    """The directory that sweeps are kept in; on several machines it must be a shared one. Or a URI (s3://bucket/path, gs://,
+    hdfs://, file://): the sweep is copied there while it runs, and fetched from there where it goes on."""
+    working_directory: str = "results"
+    """The directory that sweeps work in where `storage` is a URI; on several machines it must be a shared one."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -73,7 +76,7 @@ class Sweep(Section):
         epochs, grace = self.experiment.train.epochs, self.scheduler.grace_period
         if self.scheduler.name == "pbt":
             mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
-        elif self.scheduler.name != "none" and grace >= epochs:
+        elif self.scheduler.name in INDEPENDENT_RULES and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
         mistakes += self._mistakes_in_seeds()
         if self.scheduler.audit and self.scheduler.name not in INDEPENDENT_RULES:
@@ -92,7 +95,7 @@ class Sweep(Section):
             mistakes.append(f"space.{SEED}: search.seeds {seeds} sets the seed of each trial; leave one of the two out")
         if first + seeds > 2**31:
             mistakes.append(f"search.seeds {seeds}: {SEED} {first} + {seeds - 1} is not below 2**31; lower {SEED}")
-        if seeds > 1 and rule not in ("none", *INDEPENDENT_RULES):
+        if seeds > 1 and rule == "pbt":
             mistakes.append(
                 f"search.seeds {seeds}: scheduler.name {rule} changes the settings of its trials while they run, so they are no "
                 "configurations that a seed could repeat; set search.seeds to 1"

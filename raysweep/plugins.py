@@ -31,8 +31,12 @@ def find_modules_in(directory: str | Path) -> None:
         sys.path.insert(0, str(directory))
 
 
-def load_factory(name: str) -> Callable[..., Any]:
+def load_factory(name: str, setting: str = "model.factory") -> Callable[..., Any]:
     """The function behind "package.module:function"; the current directory is looked through, too.
+
+    Args:
+        name: of the function.
+        setting: what names it, for errors.
 
     Raises:
         ConfigError: the module cannot be imported, has no such function, or what it has cannot be called.
@@ -43,17 +47,17 @@ def load_factory(name: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"model.factory {name}: cannot import {module_name} ({error}); "
+            f"{setting} {name}: cannot import {module_name} ({error}); "
             "run from the directory that holds it, or install the package"
         ) from error
     except Exception as error:  # whatever the user's code raises is the answer
-        raise ConfigError(f"model.factory {name}: importing {module_name} raised {_raised(error)}") from error
+        raise ConfigError(f"{setting} {name}: importing {module_name} raised {raised(error)}") from error
     factory = getattr(module, function, None)
     if factory is None:
         offered = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", None) == module_name]
-        raise ConfigError(f"model.factory {name}: {module_name} has no {function}; it has {', '.join(offered) or 'no functions'}")
+        raise ConfigError(f"{setting} {name}: {module_name} has no {function}; it has {', '.join(offered) or 'no functions'}")
     if not callable(factory):
-        raise ConfigError(f"model.factory {name}: {function} is a {type(factory).__name__}, it must be a function or a class")
+        raise ConfigError(f"{setting} {name}: {function} is a {type(factory).__name__}, it must be a function or a class")
     return factory  # type: ignore[no-any-return]
 
 
@@ -99,7 +103,7 @@ def _call_factory(config: ModelConfig) -> nn.Module:
     try:
         model = factory(**config.params)
     except Exception as error:  # whatever the user's code raises is the answer
-        raise ConfigError(f"model.factory {name}: called with model.params {config.params} it raised {_raised(error)}") from error
+        raise ConfigError(f"model.factory {name}: called with model.params {config.params} it raised {raised(error)}") from error
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model.factory {name} must return a torch.nn.Module, it returned a {type(model).__name__}")
     if isinstance(model, nn.DataParallel | DistributedDataParallel):
@@ -125,15 +129,15 @@ def _output(config: ModelConfig, model: nn.Module, x_shape: Shape) -> Any:
             return model.eval()(x)
     except Exception as error:  # whatever the user's code raises is the answer
         raise ConfigError(
-            f"model.factory {config.factory}: on an input of {list(x.shape)} the model raised {_raised(error)}"
+            f"model.factory {config.factory}: on an input of {list(x.shape)} the model raised {raised(error)}"
         ) from error
     finally:
         model.train(was_training)
 
 
-def _raised(error: Exception) -> str:
-    """An error of the user's code in one line, with the place in that code: the last one outside torch and this file."""
-    not_theirs = (__file__, str(Path(torch.__file__).parent), importlib.__file__, "<")
+def raised(error: Exception) -> str:
+    """An error of the user's code in one line, with the place in that code: the last one outside torch and raysweep."""
+    not_theirs = (str(Path(__file__).parent), str(Path(torch.__file__).parent), importlib.__file__, "<")
     places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(not_theirs)]
     where = f" ({Path(places[-1].filename).name}, line {places[-1].lineno})" if places else ""
     return f"{type(error).__name__}: {error}{where}"

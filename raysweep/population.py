@@ -17,9 +17,9 @@ def population_mistakes(
 ) -> list[str]:
     """Why a sweep cannot be a population's, one rule a line; empty where it can."""
     mistakes = []
-    if search.algorithm in ("tpe", "gp", "cmaes"):
+    if search.algorithm not in ("grid", "random", "sobol"):
         mistakes.append(
-            f"search.algorithm {search.algorithm} learns from trials that have ended, and a population's members end together: "
+            f"search.algorithm {search.algorithm} waits for trials that have ended, and a population's members end together: "
             "use grid, random or sobol with scheduler pbt"
         )
     if scheduler.interval >= experiment.train.epochs:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic_core import core_schema
 from typing_extensions import Self
 
 from raysweep.settings import PositiveFloat, PositiveInt, Section
@@ -18,12 +20,41 @@ SEED = "train.seed"
 """The setting in which the trials of one configuration differ when search.seeds is above 1; its first trial does not set it."""
 
 
+class OrFactory:
+    """Beside the names of a Literal: a factory of the user's own, `package.module:factory`."""
+
+    _FORM = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        def checked(value: Any, names: core_schema.ValidatorFunctionWrapHandler) -> Any:
+            return value if isinstance(value, str) and re.match(self._FORM, value) else names(value)
+
+        plain = core_schema.to_string_ser_schema()
+        return core_schema.no_info_wrap_validator_function(checked, handler(source), serialization=plain)
+
+    def __get_pydantic_json_schema__(self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(schema), {"type": "string", "pattern": self._FORM}]}
+
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+
+def _params_have_a_factory(section: SectionT, setting: str, value: str) -> SectionT:
+    params: dict[str, Any] = getattr(section, "params", {})
+    if params and ":" not in value:
+        raise ValueError(f"params are for a factory of your own, {setting} is {value}; leave them out")
+    return section
+
+
 class SearchConfig(Section):
     """How the space is walked."""
 
-    algorithm: Literal["grid", "random", "sobol", "tpe", "gp", "cmaes"] = "grid"
+    algorithm: Annotated[Literal["grid", "random", "sobol", "tpe", "gp", "cmaes"], OrFactory()] = "grid"
     """grid: every combination. random: distinct draws. sobol: draws that fill the space evenly. Optuna's, which learn: tpe
-    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only)."""
+    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only). Or your own:
+    `package.module:factory`, called with the space, the mode, the seed and `params`."""
+    params: dict[str, Any] = {}
+    """Further keyword arguments for a factory of your own."""
     num_samples: PositiveInt | None = None
     """The number of configurations, 16 when null; not for grid. `grid` domains count as `choice` for the others."""
     start_with: list[dict[str, Any]] = []
@@ -37,13 +68,20 @@ class SearchConfig(Section):
     max_concurrent: PositiveInt | None = None
     """Run at most so many trials at once; null: as many as the resources carry."""
 
+    @model_validator(mode="after")
+    def _check_params(self) -> Self:
+        return _params_have_a_factory(self, "algorithm", self.algorithm)
+
 
 class SchedulerConfig(Section):
     """Which trials are stopped early; decided on the epoch."""
 
-    name: Literal["none", "asha", "median", "hyperband", "pbt"] = "none"
+    name: Annotated[Literal["none", "asha", "median", "hyperband", "pbt"], OrFactory()] = "none"
     """asha: asynchronous successive halving. median: the worse half ends. hyperband: asha in several brackets, some of which
-    stop later, and one never. pbt: population-based training, the worst copy the best and change the optimizer's settings."""
+    stop later, and one never. pbt: population-based training, the worst copy the best and change the optimizer's settings. Or
+    your own: `package.module:factory`, called with the mode, the number of epochs and `params`."""
+    params: dict[str, Any] = {}
+    """Further keyword arguments for a factory of your own."""
     grace_period: PositiveInt = 1
     """Epochs that every trial gets before it can be stopped."""
     reduction_factor: Annotated[float, Field(gt=1)] = 3
@@ -66,6 +104,10 @@ class SchedulerConfig(Section):
             if name in self.model_fields_set and self.name != "pbt":
                 raise ValueError(f"scheduler.{name} goes with scheduler.name pbt, got {self.name}")
         return self
+
+    @model_validator(mode="after")
+    def _check_params(self) -> Self:
+        return _params_have_a_factory(self, "name", self.name)
 
 
 class Objective(Section):

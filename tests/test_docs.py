@@ -179,7 +179,8 @@ def steps(document: str) -> list[dict[str, object]]:
             for command, told in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", snippet.text, re.MULTILINE):
                 arguments = raysweep_arguments(shlex.split(command))
                 assert arguments, command
-                found.append({"how": "command", "what": [*arguments, "--local"], "error": told.strip()})
+                harmless = "--plan" if arguments[0] == "tune" else "--local"
+                found.append({"how": "command", "what": [*arguments, harmless], "error": told.strip()})
         elif "run with" in marks:
             (arguments,) = map(raysweep_arguments, commands(snippet))
             found.append({"how": "command", "what": [*(arguments or []), *shlex.split(marks["run with"])]})

@@ -24,7 +24,7 @@ def tree(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"search": {"algorithm": "tpe"}}, "search.algorithm tpe learns from trials that have ended"),
+        ({"search": {"algorithm": "tpe"}}, "search.algorithm tpe waits for trials that have ended"),
         ({"search": {"algorithm": "gp"}}, "use grid, random or sobol with scheduler pbt"),
         ({"search": {"algorithm": "cmaes"}}, "search.algorithm cmaes"),
         ({"search": {"num_samples": 3}}, "a population of at least 4 trials, got 3"),

@@ -7,10 +7,12 @@ from typing import Annotated
 
 import typer
 
-from raysweep.console import commandline, run
+from raysweep.console import commandline, console, run
 from raysweep.errors import StoreError
 from raysweep.report.summary import finish
 from raysweep.store.directory import JOURNAL
+from raysweep.store.objects import is_uri
+from raysweep.store.remote import open_place
 
 
 def newest_directory(storage: Path = Path("results")) -> Path:
@@ -27,14 +29,35 @@ def newest_directory(storage: Path = Path("results")) -> Path:
     return max(journals, key=lambda path: (path.stat().st_mtime_ns, str(path))).parent
 
 
+def fetched(uri: str, working_directory: str = "results") -> Path:
+    """The directory of a sweep that is kept at a URI, its journal brought up to date.
+
+    Raises:
+        StoreError: there is no sweep, or it cannot be read.
+    """
+    place_uri, _, options = uri.partition("?")
+    parent, _, name = place_uri.rstrip("/").rpartition("/")
+    place = open_place(f"{parent}?{options}" if options else parent, working_directory, console().print)
+    place.fetch(name)
+    if not (place.local / name / JOURNAL).exists():
+        raise StoreError(f"no sweep at {place_uri}: give the sweep's own URI, that of `storage` with its name behind it")
+    return place.local / name
+
+
 @commandline
 def command(
     directory: Annotated[
-        Path | None, typer.Argument(metavar="DIR", help="The sweep's directory; without it the newest below ./results.")
+        str | None,
+        typer.Argument(metavar="DIR", help="The sweep's directory or URI (s3://bucket/path/NAME); else the newest in ./results."),
     ] = None,
 ) -> int:
     """Build a sweep's report (report.html, report.md, trials.csv, rows.parquet, PNGs) in its directory and print the answer."""
-    finish(directory if directory is not None else newest_directory())
+    if directory is None:
+        finish(newest_directory())
+    elif is_uri(directory):
+        finish(fetched(directory))
+    else:
+        finish(Path(directory))
     return 0
 
 

@@ -17,7 +17,7 @@ def describe_end(end: dict[str, Any]) -> str:
         value, cutoff = _shown(reason.get("value")), _shown(reason["cutoff"])
         return f"{rule}: at {rung} {reason.get('metric')} {value} was past the cutoff {cutoff}"
     if status == "stopped":
-        return f"{rule}: at epoch {reason.get('epoch')}"
+        return f"{rule}: at epoch {reason.get('epoch')}" + (f", {reason['text']}" if reason.get("text") else "")
     if status == "diverged":
         return f"{reason.get('what', 'loss')} was not finite at step {reason.get('step')}, lr {_shown(reason.get('lr'))}"
     return str(reason.get("text", ""))

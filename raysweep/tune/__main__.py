@@ -1,4 +1,4 @@
-"""`python -m raysweep.tune [sweep.yaml] [--set key=value] [--storage DIR]`."""
+"""`python -m raysweep.tune [sweep.yaml] [--set key=value] [--storage DIR|URI]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def command(
     sets: Annotated[
         list[str] | None, typer.Option("--set", help="Override a setting: train.epochs=3, search.max_concurrent=1 (repeatable).")
     ] = None,
-    storage: Annotated[Path | None, typer.Option(help="The directory that sweeps are kept in.")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="The directory that sweeps are kept in, or a URI (s3://bucket/path).")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start anew in a new directory; nothing is deleted.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed trials again, from checkpoints.")] = False,
     plan: Annotated[
@@ -62,6 +64,7 @@ def command(
         )
     try:
         finish(finished.directory.path)
+        finished.place.send_report(finished.directory)
     except KeyboardInterrupt:
         where = shown_path(finished.directory.path)
         out.print(f"no report was written; python -m raysweep.report {where} writes it", highlight=False)

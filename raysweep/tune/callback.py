@@ -48,10 +48,18 @@ class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
         budget: of the sweep.
         recorder: knows what was spent and reached, and is told why the sweep ends.
         clock: seconds.
+        fault: the error of the user's own searcher or scheduler; None where there is none.
     """
 
-    def __init__(self, budget: Budget, recorder: SweepRecorder, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        budget: Budget,
+        recorder: SweepRecorder,
+        clock: Callable[[], float] = time.monotonic,
+        fault: Callable[[], BaseException | None] = lambda: None,
+    ) -> None:
         self.reason: str | None = None
+        self._fault = fault
         self._budget, self._recorder, self._clock = budget, recorder, clock
         self._until = None if budget.wall_time_s is None else clock() + budget.wall_time_s
 
@@ -59,6 +67,8 @@ class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
         return False
 
     def stop_all(self) -> bool:
+        if self._fault() is not None:
+            self.reason = self._recorder.why_ended = "interrupted"
         if self.reason is None:
             self._recorder.why_ended = self._spent()
             self.reason = "budget" if self._recorder.why_ended else None

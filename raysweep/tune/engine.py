@@ -9,15 +9,17 @@ from raysweep.cluster.join import Cluster, available_here, connected, running_cl
 from raysweep.cluster.resources import Allocation, allocate, concurrency, largest
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
-from raysweep.errors import CheckpointError
-from raysweep.store.directory import SweepDirectory, check_storage
+from raysweep.errors import CheckpointError, ConfigError
+from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
+from raysweep.store.remote import Place, open_place
 from raysweep.store.results import load
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
 from raysweep.tune.job import Job
 from raysweep.tune.left import what_for
+from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import Plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
 from raysweep.tune.resume import check_unchanged, describe, found
@@ -30,13 +32,14 @@ class Finished:
     directory: SweepDirectory
     status: str
     trial_statuses: list[str]
+    place: Place
 
     @property
     def exit_code(self) -> int:
-        """0; 1 where every trial failed or there was none; 130 where it was interrupted."""
+        """0; 1 where every trial failed, there was none, or storage lacks the last state; 130 where it was interrupted."""
         if self.status == "interrupted":
             return 130
-        return 1 if all(s == "failed" for s in self.trial_statuses) else 0
+        return 1 if self.place.unsent or all(s == "failed" for s in self.trial_statuses) else 0
 
 
 class Watcher:
@@ -55,7 +58,7 @@ class Watcher:
 def run_sweep(
     sweep: Sweep,
     *,
-    storage: Path | None = None,
+    storage: str | Path | None = None,
     fresh: bool = False,
     retry_failed: bool = False,
     verbose: bool = False,
@@ -78,14 +81,21 @@ def run_sweep(
     Raises:
         RaysweepError: refused before anything was started or written.
     """
-    storage = (storage or Path(sweep.storage)).expanduser()
-    check_storage(storage)
-    plan, past, todo = found(sweep, storage, fresh, retry_failed, say)
+    place = open_place(storage or sweep.storage, sweep.working_directory, say)
+    if sweep.scheduler.name == "pbt" and place.is_remote:
+        raise ConfigError(
+            "scheduler.name pbt copies checkpoints from trial to trial, and these copies are not sent to a storage URI, so the "
+            f"sweep could not go on elsewhere; set storage to a directory, got {storage or sweep.storage}"
+        )
+    place.check()
+    place.fetch(sweep.name)
+    plan, past, todo = found(sweep, place.local, fresh, retry_failed, say)
     if past is not None:
         say(describe(plan, past, todo, retry_failed))
         if not todo.to_run and len(plan.trials) >= plan.num_planned and not past.untold:
             statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]
-            return Finished(past.directory, "completed", statuses)
+            place.settle(past.directory)
+            return Finished(past.directory, "completed", statuses, place)
     if running_cluster() is None:
         _check(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
     with connected(poll_s=sweep.experiment.scale.poll_s, verbose=verbose) as cluster:
@@ -94,11 +104,11 @@ def run_sweep(
         say(cluster.describe())
         for note in plan.notes:
             say(f"note: {note}")
-        directory = past.directory if past else SweepDirectory.create(storage, sweep.name)
-        with directory.locked():
+        directory = past.directory if past else SweepDirectory.create(place.local, sweep.name)
+        with directory.locked(), place.kept(directory, [trial.key for trial in todo.to_run], is_new=past is None):
             if past is not None:
                 check_unchanged(past)
-            return _run(Job(plan, directory, past, todo), cluster, allocation, verbose, say, watcher or Watcher())
+            return _run(Job(plan, directory, past, todo, place), cluster, allocation, verbose, say, watcher or Watcher())
 
 
 def _check(plan: Plan, allocation: Allocation) -> None:
@@ -139,6 +149,10 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
         watcher.begin(recorder)
         try:
             status = run_trials(job, recorder, allocation, at_once, verbose, say)
+        except OwnCodeError:
+            recorder.end_rest("interrupted", "a searcher or scheduler of the user's failed")
+            journal.event("finish", status="failed")
+            raise
         except Exception:
             if journal.broken is not None:
                 raise journal.broken from None  # Ray Tune has made an error of its own of it
@@ -154,7 +168,7 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
         journal.event("finish", status=status)
     finally:
         journal.close()
-    return Finished(directory, status, recorder.statuses())
+    return Finished(directory, status, recorder.statuses(), job.place)
 
 
 def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDirectory, say: Say) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from raysweep.store.directory import SweepDirectory
+from raysweep.store.remote import Place
 from raysweep.tune.plan import Plan
 from raysweep.tune.resume import Past, Work
 
@@ -17,3 +18,4 @@ class Job:
     directory: SweepDirectory
     past: Past | None
     todo: Work
+    place: Place

@@ -18,7 +18,7 @@ def what_for(plan: Plan, past: Past | None, todo: Work, allocation: Allocation, 
     """What a prediction is for: these settings, so much left of these trials, so many workers and trials at once."""
     return fingerprint(
         {
-            "sweep": plan.sweep.model_dump(mode="json", exclude={"storage"}),
+            "sweep": plan.sweep.model_dump(mode="json", exclude={"storage", "working_directory"}),
             "left": {trial.key: last_epoch(past, trial) for trial in todo.to_run},
             "to_think_of": plan.num_planned - len(plan.trials),
             "workers": allocation.max_workers,

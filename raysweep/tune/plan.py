@@ -19,6 +19,7 @@ from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, shapes, with_absolute_paths
 from raysweep.tune.drawing import check_not_empty, note_infeasible, plan_draws
+from raysweep.tune.own import check_own
 from raysweep.tune.seeds import with_seeds
 
 DEFAULT_SAMPLES = 16
@@ -199,6 +200,7 @@ def make_plan(sweep: Sweep) -> Plan:
         ConfigError: some trial cannot work: every such value with its reason, in one error.
         DataError: the images cannot be used.
     """
+    check_own(sweep)
     prepared = prepare_base(sweep)
     resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
     wanted = sweep.search.num_samples or DEFAULT_SAMPLES

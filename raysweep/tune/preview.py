@@ -13,8 +13,8 @@ from raysweep.cluster.join import available_here, connected, running_cluster
 from raysweep.cluster.resources import allocate, carried, concurrency, largest
 from raysweep.config import Sweep
 from raysweep.report.tables import number, shortened
-from raysweep.store.directory import check_storage
 from raysweep.store.prediction import write_prediction
+from raysweep.store.remote import open_place
 from raysweep.train.prepare import check_scale
 from raysweep.tune.calibrate import calibrate
 from raysweep.tune.estimate import AROUND_S, Calibrate, estimate
@@ -74,7 +74,7 @@ def _what(trial: PlannedTrial, past: Past | None, epochs: int) -> str:
 def preview_sweep(
     sweep: Sweep,
     *,
-    storage: Path | None = None,
+    storage: str | Path | None = None,
     fresh: bool = False,
     retry_failed: bool = False,
     say: Callable[[str], None] = lambda _text: None,
@@ -83,14 +83,16 @@ def preview_sweep(
     """What run_sweep would run and cost: sentences and a table.
 
     A few steps of each model size are trained in a temporary directory, where the trials would run. What is written is
-    one file beside the sweep's directory, the prediction that its next start puts into the journal.
+    one file beside the sweep's directory, the prediction that its next start puts into the journal, and a journal that was
+    fetched.
 
     Raises:
         RaysweepError: as run_sweep.
     """
-    storage = (storage or Path(sweep.storage)).expanduser()
-    check_storage(storage)
-    plan, past, todo = found(sweep, storage, fresh, retry_failed, say)
+    place = open_place(storage or sweep.storage, sweep.working_directory, say)
+    place.check()
+    place.fetch(sweep.name)
+    plan, past, todo = found(sweep, place.local, fresh, retry_failed, say)
     for note in plan.notes:
         say(f"note: {note}")
     limit, scale = sweep.search.max_concurrent, sweep.experiment.scale
@@ -119,7 +121,7 @@ def preview_sweep(
     around_s = started_s + AROUND_S
     if cost.prediction is not None:
         key = what_for(plan, past, todo, allocation, at_once)
-        write_prediction(storage, sweep.name, key, {**cost.prediction.event(), "around_s": round(around_s, 1)})
+        write_prediction(place.local, sweep.name, key, {**cost.prediction.event(), "around_s": round(around_s, 1)})
     return f"{text}\n{cost.describe(around_s)}", table
 
 

@@ -10,6 +10,8 @@ from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianSt
 
 from raysweep.config import Sweep
 from raysweep.tune.hyperband import Hyperband
+from raysweep.tune.own import is_own
+from raysweep.tune.own_rule import OwnRule
 
 
 def build(sweep: Sweep) -> TrialScheduler:
@@ -25,6 +27,8 @@ def build(sweep: Sweep) -> TrialScheduler:
     if scheduler.name == "median":
         # Its own default pauses trials until it has samples enough, and a paused trial starts again.
         return MedianStoppingRule(**common, min_samples_required=scheduler.min_samples, min_time_slice=math.inf)
+    if is_own(scheduler.name):
+        return OwnRule(sweep)
     return FIFOScheduler()
 
 
@@ -45,4 +49,6 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
         # The rule compares the trial's best result, not its latest, with the median of the others' means.
         best = scheduler._compare_op([value, *(r[scheduler._metric] for r in scheduler._results.get(trial, []))])
         return {"value": float(best), "cutoff": statistics.median(means) if means else None}
+    if isinstance(scheduler, OwnRule):
+        return scheduler.ask(trial.trial_id, epoch, value)
     return {}

@@ -89,6 +89,11 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._added: list[Any] = []
         self._chooses = type(self._inner).choose_trial_to_run is not FIFOScheduler.choose_trial_to_run
 
+    @property
+    def fault(self) -> Any:
+        """The error of a rule of the user's own; None where there is none."""
+        return getattr(self._inner, "fault", None)
+
     def _as_known(self, trial: Any) -> Known:
         config = getattr(trial, "config", {})
         key = config.get("key", trial.trial_id)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ray.tune.search import Searcher
 
+from raysweep.config import Sweep
+from raysweep.tune.own import is_own
 from raysweep.tune.plan import Plan, PlannedTrial
 
 if TYPE_CHECKING:
@@ -15,6 +17,12 @@ if TYPE_CHECKING:
 _WORST = 1e30  # finite, so that a searcher which ranks by value ranks it last
 LEARNING = ("tpe", "gp", "cmaes")
 """Searches whose next trial follows from what came out of the others."""
+
+
+def is_open(sweep: Sweep) -> bool:
+    """Whether the searcher of a sweep thinks of trials while others run: the plan does not list them all."""
+    return sweep.search.algorithm in LEARNING or is_own(sweep.search.algorithm)
+
 
 Assigned = Callable[[str, PlannedTrial], None]
 
@@ -83,7 +91,7 @@ def searcher(
     search = plan.sweep.search
     if plan.has_contest and recorder is not None:
         return ContestSearcher(plan, to_run, recorder, _one_seed)
-    if search.seeds > 1 and search.contenders is None and search.algorithm in LEARNING:
+    if search.seeds > 1 and search.contenders is None and is_open(plan.sweep):
         return MeanSearcher(plan, to_run, assigned, objective, _one_seed)
     return _one_seed(plan, to_run, assigned, objective)
 
@@ -91,6 +99,10 @@ def searcher(
 def _one_seed(
     plan: Plan, to_run: Sequence[PlannedTrial], assigned: Assigned, objective: Callable[[int], float | None]
 ) -> Searcher:
+    if is_own(plan.sweep.search.algorithm):
+        from raysweep.tune.own_search import OwnSearch
+
+        return OwnSearch(plan, to_run, assigned, objective)
     if plan.sweep.search.algorithm in LEARNING:
         from raysweep.tune.optuna_search import OptunaSearcher
 

@@ -56,6 +56,11 @@ class MeanSearcher(NotSaved, Searcher):  # type: ignore[misc]
             return
         self._names[trial.key], self._given = name, trial
 
+    @property
+    def fault(self) -> Any:
+        """The error of a searcher of the user's own; None where there is none."""
+        return getattr(self._inner, "fault", None)
+
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if not self._waiting:
             given: dict[str, Any] | str | None = self._inner.suggest(trial_id)
@@ -104,6 +109,11 @@ class ContestSearcher(NotSaved, Searcher):  # type: ignore[misc]
         self._round: deque[PlannedTrial] = deque()
         self._running: dict[str, bool] = {}
         self._trained: set[str] = set()
+
+    @property
+    def fault(self) -> Any:
+        """The error of a searcher of the user's own; None where there is none."""
+        return getattr(self._inner, "fault", None)
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         if self._searches:

@@ -17,9 +17,11 @@ from raysweep.cluster.resources import Allocation
 from raysweep.train.run import Say
 from raysweep.tune.callback import JournalCallback, SweepEnd
 from raysweep.tune.job import Job
-from raysweep.tune.plan import PlannedTrial
+from raysweep.tune.own import fault, raise_fault
+from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.population import PopulationRecorder, PopulationSearcher
 from raysweep.tune.recorder import SweepRecorder
+from raysweep.tune.resume import Past, Work
 from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import ListedSearcher, searcher
 from raysweep.tune.seeds import is_unseen
@@ -51,7 +53,12 @@ def run_trials(
     plan, directory, sweep = job.plan, job.directory, job.plan.sweep
     scratch = directory.path / ".ray"
     scheduler = RecordingScheduler(sweep, recorder)
-    to_run = _replayed(job, scheduler, recorder)
+    to_run = replayed(plan, job.past, job.todo, scheduler, recorder)
+    if isinstance(recorder, PopulationRecorder):
+        search: Any = PopulationSearcher(recorder)
+    else:
+        search = searcher(plan, to_run, recorder.assigned, recorder.objective, recorder)
+    raise_fault(scheduler, search)
     if not to_run and len(plan.trials) >= plan.num_planned:
         return "completed"
     trainable: Callable[[dict[str, Any]], None] = functools.partial(
@@ -69,17 +76,13 @@ def run_trials(
         resources = {"CPU": 0, "memory": 1024}
     look_s = sweep.experiment.scale.resize_check_s
     sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
-    if isinstance(recorder, PopulationRecorder):
-        search_alg: Any = PopulationSearcher(recorder)
-    else:
-        search_alg = searcher(plan, to_run, recorder.assigned, recorder.objective, recorder)
-    end = SweepEnd(sweep.budget, recorder)
+    end = SweepEnd(sweep.budget, recorder, fault=lambda: fault(scheduler, search))
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
         tune_config=tune.TuneConfig(
-            search_alg=search_alg,
+            search_alg=search,
             scheduler=scheduler,
-            num_samples=len(to_run) if isinstance(search_alg, ListedSearcher) else -1,
+            num_samples=len(to_run) if isinstance(search, ListedSearcher) else -1,
             max_concurrent_trials=at_once,
             reuse_actors=True,
             trial_dirname_creator=lambda trial: trial.trial_id,
@@ -108,33 +111,36 @@ def run_trials(
         if allocation.max_workers > 1:
             # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.
             free_leftovers(trial.key for trial in plan.trials)
+    raise_fault(scheduler, search)
     done = all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned
     done = done and not plan.has_contest
     return end.reason if end.reason and not done else "completed"
 
 
-def _replayed(job: Job, scheduler: RecordingScheduler, recorder: SweepRecorder) -> list[PlannedTrial]:
+def replayed(
+    plan: Plan, past: Past | None, todo: Work, scheduler: RecordingScheduler, recorder: SweepRecorder
+) -> list[PlannedTrial]:
     """Show the scheduler what it saw before a restart; the trials that are left to run.
 
     A trial whose newest row it stops, although the journal ends before that, is ended without being trained on.
     """
-    if job.past is None:
-        return list(job.todo.to_run)
-    to_run = {trial.key for trial in job.todo.to_run}
-    statuses = {key: "" if key in to_run else trial.status for key, trial in job.past.trials.items()}
-    numbers = {key: trial.number for key, trial in job.past.trials.items()}
+    if past is None:
+        return list(todo.to_run)
+    to_run = {trial.key for trial in todo.to_run}
+    statuses = {key: "" if key in to_run else trial.status for key, trial in past.trials.items()}
+    numbers = {key: trial.number for key, trial in past.trials.items()}
     # Further seeds of a contest are not shown to the scheduler.
-    unseen = {key for key, trial in job.past.trials.items() if is_unseen(job.plan.sweep, trial.overrides)}
-    told = [(key, row) for key, row in job.past.told if key not in unseen]
-    stops = scheduler.replay(told, statuses, numbers=numbers, audited=job.past.audited)
-    for decision in job.past.untold:
+    unseen = {key for key, trial in past.trials.items() if is_unseen(plan.sweep, trial.overrides)}
+    told = [(key, row) for key, row in past.told if key not in unseen]
+    stops = scheduler.replay(told, statuses, numbers=numbers, audited=past.audited)
+    for decision in past.untold:
         recorder.decided(decision["trial"], {name: value for name, value in decision.items() if name != "trial"})
-    for trial in job.todo.to_run:
+    for trial in todo.to_run:
         if trial.key in stops:
             recorder.stopped(trial.number, stops[trial.key])
         if trial.key in scheduler.found_audits:
             recorder.decided(trial.number, {"action": "audit", **scheduler.found_audits[trial.key]})
-    return [trial for trial in job.todo.to_run if trial.key not in stops]
+    return [trial for trial in todo.to_run if trial.key not in stops]
 
 
 def _named(trainable: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:

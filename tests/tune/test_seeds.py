@@ -18,12 +18,12 @@ from raysweep.errors import ConfigError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.sweep_settings import SEED
-from raysweep.tune.engine import _Job, _replayed
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import Work, check_unchanged, found
 from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import LEARNING, searcher
+from raysweep.tune.tuning import replayed
 
 LRS = [1e-4, 1e-3, 1e-2, 1e-1]
 Worth = Callable[[dict[str, Any]], float | None]
@@ -340,7 +340,7 @@ def test_a_scheduler_never_sees_the_seeds_of_a_contest(tmp_path: Path) -> None:
     with closing(JournalWriter(tmp_path / "s" / "journal.jsonl")) as journal:
         recorder = SweepRecorder(plan, journal, past=past)
         scheduler = RecordingScheduler(plan.sweep, recorder)
-        _replayed(_Job(plan, past.directory, past, todo), scheduler, recorder)
+        replayed(plan, past, todo, scheduler, recorder)
 
         class Live:
             status, trial_id = "RUNNING", "id"
