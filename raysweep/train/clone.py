@@ -64,7 +64,8 @@ def take(directory: Path, experiment: Experiment) -> None:
         CheckpointError: what was offered is damaged, or the copy cannot be written.
     """
     offered = directory / OFFERED
-    if not offered.is_dir():
+    # Listed, not looked up: a file system over the network may remember a while that it was not there.
+    if offered not in directory.iterdir():
         return
     found = checkpoint.newest_complete(offered)
     if found is None:

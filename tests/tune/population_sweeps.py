@@ -44,7 +44,7 @@ class MortalJournal(JournalWriter):
             raise Killed
 
 
-def settings(epochs: int = 5, space: dict[str, Any] | None = None, **scheduler: Any) -> Sweep:
+def settings(epochs: int = 5, space: dict[str, Any] | None = None, seed: int = 11, **scheduler: Any) -> Sweep:
     return Sweep.from_dict(
         {
             "name": "s",
@@ -54,7 +54,7 @@ def settings(epochs: int = 5, space: dict[str, Any] | None = None, **scheduler: 
                 "train": {"epochs": epochs, "batch_size": 16},
             },
             "space": space or {"optim.lr": {"loguniform": [1e-4, 1e-1]}, "optim.momentum": {"uniform": [0.1, 0.9]}},
-            "search": {"algorithm": "random", "num_samples": 5, "seed": 11},
+            "search": {"algorithm": "random", "num_samples": 5, "seed": seed},
             "scheduler": {"name": "pbt", "interval": 2, "quantile": 0.4, **scheduler},
         }
     )
