@@ -62,6 +62,18 @@ def mail_directory(trial_directory: Path, attempt: int) -> Path:
     return trial_directory / "mail" / str(attempt)
 
 
+def end_attempts(trial_directory: Path) -> None:
+    """Ask the workers of a trial to save and end, and give up what still stands at the gate; for who is not its driver."""
+    for directory in trial_directory.glob("mail/*"):
+        try:
+            if (directory / "open").exists():
+                write_atomically(directory / "end", b"interrupted")
+            else:
+                shutil.rmtree(directory, ignore_errors=True)
+        except FileNotFoundError:
+            continue  # its driver has closed it in the meantime
+
+
 class Mailbox:
     """The messages of one attempt. Every file is written whole, or line by line and read up to the last whole line.
 

@@ -16,6 +16,7 @@ from raysweep.cluster.join import environment
 from raysweep.cluster.resources import Allocation
 from raysweep.train.run import Say
 from raysweep.tune.callback import JournalCallback, SweepEnd
+from raysweep.tune.ending import EndWorkers
 from raysweep.tune.job import Job
 from raysweep.tune.own import fault, raise_fault
 from raysweep.tune.plan import Plan, PlannedTrial
@@ -75,6 +76,7 @@ def run_trials(
         # from starting, so it holds a little memory.
         resources = {"CPU": 0, "memory": 1024}
     look_s = sweep.experiment.scale.resize_check_s
+    ending = [EndWorkers(directory.path / "trials")] if allocation.max_workers > 1 else []
     sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
     end = SweepEnd(sweep.budget, recorder, fault=lambda: fault(scheduler, search))
     tuner = tune.Tuner(
@@ -90,7 +92,7 @@ def run_trials(
         run_config=tune.RunConfig(
             name=f"tune-{os.urandom(4).hex()}",
             storage_path=str(scratch),
-            callbacks=[JournalCallback(recorder), *sharing],
+            callbacks=[JournalCallback(recorder), *ending, *sharing],
             stop=end,
             verbose=3 if verbose else 0,
             # Errors of the user's are caught in the trial: what is left to retry is a lost actor.

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from raysweep.errors import TrialError
-from raysweep.train.mailbox import Mailbox, WorkerError
+from raysweep.train.mailbox import Mailbox, WorkerError, end_attempts
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Wishes
 
@@ -90,3 +90,14 @@ def test_a_worker_of_an_attempt_that_was_given_up_ends_itself(tmp_path: Path, dr
     driver.close()
     with pytest.raises(TrialError, match="gone on without"):
         zombie.wishes()
+
+
+def test_somebody_else_can_ask_a_trial_to_end(tmp_path: Path, driver: Mailbox) -> None:
+    end_attempts(tmp_path / "never trained")
+    driver.let_in()
+    waiting = Mailbox(tmp_path, 2)
+    waiting.open()
+    end_attempts(tmp_path)
+    assert Mailbox(tmp_path, 1).wishes() == Wishes("interrupted")
+    with pytest.raises(TrialError, match="gone on without"):
+        waiting.wishes()
