@@ -17,8 +17,8 @@ from raysweep.store.remote import Place, open_place
 from raysweep.store.results import load
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
+from raysweep.tune.cost.left import what_for
 from raysweep.tune.job import Job
-from raysweep.tune.left import what_for
 from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import Plan
 from raysweep.tune.recorder import SweepRecorder, TrialState

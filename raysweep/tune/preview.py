@@ -16,12 +16,12 @@ from raysweep.report.tables import number, shortened
 from raysweep.store.prediction import write_prediction
 from raysweep.store.remote import open_place
 from raysweep.train.prepare import check_scale
-from raysweep.tune.calibrate import calibrate
-from raysweep.tune.estimate import AROUND_S, Calibrate, estimate
-from raysweep.tune.left import what_for
+from raysweep.tune.cost.calibrate import calibrate
+from raysweep.tune.cost.estimate import AROUND_S, Calibrate, estimate
+from raysweep.tune.cost.left import what_for
+from raysweep.tune.cost.sizes import Cost
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, Work, found
-from raysweep.tune.sizes import Cost
 
 
 def preview(

@@ -13,7 +13,8 @@ import pytest
 import raysweep
 from raysweep.cluster.join import Cluster
 from raysweep.config import Sweep
-from raysweep.tune import calibrate, preview
+from raysweep.tune import preview
+from raysweep.tune.cost import calibrate
 
 SWEEP = {
     "name": "s",
@@ -77,7 +78,7 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, cluster: Cluster) -> None:
         "import os, signal, sys, threading\n"
         "from pathlib import Path\n"
         "from raysweep.config import Sweep\n"
-        "from raysweep.tune import calibrate, preview\n"
+        "from raysweep.tune import preview\nfrom raysweep.tune.cost import calibrate\n"
         "before = calibrate._ready\n"
         "def ready(benches, allocation):\n"
         "    found = before(benches, allocation)\n"

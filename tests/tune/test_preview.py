@@ -20,12 +20,12 @@ from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
 from raysweep.tune import preview
-from raysweep.tune.calibrate import Calibration
-from raysweep.tune.left import what_for
+from raysweep.tune.cost.calibrate import Calibration
+from raysweep.tune.cost.left import what_for
+from raysweep.tune.cost.sizes import Cost, Size
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import read_past, work
-from raysweep.tune.sizes import Cost, Size
 
 SWEEP: dict[str, Any] = {
     "name": "s",

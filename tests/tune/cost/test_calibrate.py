@@ -13,10 +13,10 @@ import pytest
 from raysweep.cluster.resources import Allocation, Available
 from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
-from raysweep.tune import calibrate as calibrating
-from raysweep.tune.calibrate import Calibration, calibrate
-from raysweep.tune.measure import Measured
-from raysweep.tune.sizes import Size
+from raysweep.tune.cost import calibrate as calibrating
+from raysweep.tune.cost.calibrate import Calibration, calibrate
+from raysweep.tune.cost.measure import Measured
+from raysweep.tune.cost.sizes import Size
 
 
 class Ray:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from raysweep.config import Budget
-from raysweep.tune.simulate import Load, Played, play
+from raysweep.tune.cost.simulate import Load, Played, play
 
 START_S = 4.0
 """From the journal's `start` to the first trial: the import of Ray Tune, and of torch in the actors. Measured, like the rest, in

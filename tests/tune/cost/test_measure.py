@@ -16,8 +16,8 @@ from raysweep.experiment import Experiment
 from raysweep.train import loop
 from raysweep.train.evaluate import chunks
 from raysweep.train.step import GradientStep
-from raysweep.tune import measure as measuring
-from raysweep.tune.measure import Measured, measure, of_one_worker
+from raysweep.tune.cost import measure as measuring
+from raysweep.tune.cost.measure import Measured, measure, of_one_worker
 
 SMALL = Experiment.from_dict(
     {

@@ -9,15 +9,15 @@ import numpy as np
 
 from raysweep.cluster.resources import Allocation, Available
 from raysweep.report.tables import duration
-from raysweep.tune.calibrate import Calibration, calibrate
-from raysweep.tune.left import last_epoch
+from raysweep.tune.cost.calibrate import Calibration, calibrate
+from raysweep.tune.cost.left import last_epoch
+from raysweep.tune.cost.predict import START_S, TRIAL_S, WORKERS_TRIAL_S, Interval, Prediction, Rehearse, Rule, predict
+from raysweep.tune.cost.rehearse import Known, Rehearsal
+from raysweep.tune.cost.simulate import Load
+from raysweep.tune.cost.sizes import Cost, Size, sizes_of, unknown_trials
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.predict import START_S, TRIAL_S, WORKERS_TRIAL_S, Interval, Prediction, Rehearse, Rule, predict
 from raysweep.tune.recorder import _device_seconds
-from raysweep.tune.rehearse import Known, Rehearsal
 from raysweep.tune.resume import Past, Work
-from raysweep.tune.simulate import Load
-from raysweep.tune.sizes import Cost, Size, sizes_of, unknown_trials
 
 AROUND_S = 13.7
 """Beside starting Ray: Python's imports, the images read, and the report at the end. Measured in the default sweep on 2 cores."""

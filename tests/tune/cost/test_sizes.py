@@ -8,8 +8,8 @@ import pytest
 
 from raysweep.config import Sweep
 from raysweep.experiment import Experiment
+from raysweep.tune.cost.sizes import Cost, Size, chosen, filled, size_name, sizes_of, unknown_trials
 from raysweep.tune.plan import Plan, make_plan
-from raysweep.tune.sizes import Cost, Size, chosen, filled, size_name, sizes_of, unknown_trials
 
 BASE = Experiment.from_dict({"data": {"source": "digits", "count": 60}, "model": {"depth": 1, "base_channels": 2}})
 

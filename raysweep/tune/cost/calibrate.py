@@ -21,8 +21,8 @@ from raysweep.cluster.resources import Allocation, Available
 from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
-from raysweep.tune.measure import Measured, measure
-from raysweep.tune.sizes import Cost, Size, chosen, filled
+from raysweep.tune.cost.measure import Measured, measure
+from raysweep.tune.cost.sizes import Cost, Size, chosen, filled
 
 MEASURING_S = 20.0
 """Seconds of measuring, for all sizes together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysweep.tune.simulate import Load, play
+from raysweep.tune.cost.simulate import Load, play
 
 
 def test_the_next_trial_takes_the_place_that_is_free_first() -> None:

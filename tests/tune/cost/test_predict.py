@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from raysweep.config import Budget, Sweep
-from raysweep.tune import predict as predicting
-from raysweep.tune.predict import END_S, FIRST_TRIAL_S, START_S, Rehearse, Rule, predict
-from raysweep.tune.rehearse import Known, Rehearsal
-from raysweep.tune.simulate import Load, play
+from raysweep.tune.cost import predict as predicting
+from raysweep.tune.cost.predict import END_S, FIRST_TRIAL_S, START_S, Rehearse, Rule, predict
+from raysweep.tune.cost.rehearse import Known, Rehearsal
+from raysweep.tune.cost.simulate import Load, play
 
 BEFORE = START_S + FIRST_TRIAL_S
 
