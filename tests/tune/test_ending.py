@@ -1,18 +1,61 @@
-"""A stopped trial's workers are asked to end by the driver too: the trial's own process may have no chance to."""
+"""The CPUs of trials that have ended come back, whatever became of their own processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from raysweep.train.mailbox import Mailbox
+from raysweep.tune import ending
 from raysweep.tune.ending import EndWorkers
 
 
-def test_the_workers_of_the_trial_that_ended_are_asked(tmp_path: Path) -> None:
-    boxes = {key: Mailbox(tmp_path / key, 1) for key in ("aaa", "bbb")}
-    for box in boxes.values():
-        box.open()
-        box.let_in()
-    EndWorkers(tmp_path).on_trial_complete(1, [], SimpleNamespace(config={"key": "aaa"}))
-    assert [box.wishes().end for box in boxes.values()] == ["interrupted", ""]
+class Played:
+    """Two trials that train, and a clock set by hand."""
+
+    def __init__(self, trials: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.freed = 0.0, list[tuple[float, list[str]]]()
+        self.boxes = {key: Mailbox(trials / key, 1) for key in ("aaa", "bbb")}
+        for box in self.boxes.values():
+            box.open()
+            box.let_in()
+        monkeypatch.setattr(ending, "free_leftovers", lambda keys: self.freed.append((self.now, list(keys))))
+        self.callback = EndWorkers(trials, lambda: self.now)
+
+    def stop(self, key: str) -> None:
+        self.callback.on_trial_complete(1, [], SimpleNamespace(config={"key": key}))
+
+    def pass_to(self, second: int) -> None:
+        while self.now < second:
+            self.now += 0.5
+            self.callback.on_step_end(1, [])
+
+
+def test_the_workers_of_the_trial_that_ended_are_asked_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.stop("aaa")
+    assert [box.wishes().end for box in played.boxes.values()] == ["interrupted", ""]
+
+
+def test_what_is_left_is_freed_once_when_the_workers_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.stop("aaa")
+    played.pass_to(10)
+    assert played.freed == [], "they may be saving"
+    played.boxes["aaa"].close()
+    played.pass_to(100)
+    ((at, keys),) = played.freed
+    assert keys == ["aaa"]
+    assert 13 <= at <= 16
+
+
+def test_workers_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.stop("aaa")
+    played.stop("bbb")
+    played.pass_to(100)
+    ((at, keys),) = played.freed
+    assert keys == ["aaa", "bbb"]
+    assert 60 <= at <= 62
