@@ -35,6 +35,9 @@ class EndWorkers(NotSaved, Callback):  # type: ignore[misc]
         self._free_at: dict[str, float] = {}
         self._next_look = 0.0
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._free_at.pop(trial.config["key"], None)  # a member of a population, in its next segment
+
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         key = trial.config["key"]
         end_attempts(self._trials / key)

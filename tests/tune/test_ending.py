@@ -59,3 +59,13 @@ def test_workers_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.M
     ((at, keys),) = played.freed
     assert keys == ["aaa", "bbb"]
     assert 60 <= at <= 62
+
+
+def test_a_member_of_a_population_that_trains_its_next_segment_keeps_its_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.stop("aaa")
+    played.callback.on_trial_start(1, [], SimpleNamespace(config={"key": "aaa"}))
+    played.pass_to(70)
+    assert played.freed == []
