@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,25 @@ from raysweep.train.mailbox import end_attempts
 from raysweep.tune.search import NotSaved
 
 _SETTLE_S = 3.0  # what Ray may take to give the CPUs back by itself
-_GRACE_S = 60.0  # what the workers may take to a step's end and a checkpoint
+_QUIET_S = 20.0  # workers that have left no sign for so long have ended, or died with their trainer
+_GRACE_S = 120.0  # what they may take in all to a step's end and a checkpoint
 _LOOK_S = 1.0
+
+
+@dataclass
+class _Ended:
+    """A trial that has ended, and until when its workers have time."""
+
+    free_at: float
+    latest: float
+    signs: float = 0.0
+
+    def look(self, mail: Path, now: float) -> None:
+        signs = max((path.stat().st_mtime for path in mail.glob("*/pulse")), default=0.0)
+        if not mail.exists():
+            self.free_at = min(self.free_at, now + _SETTLE_S)
+        elif signs != self.signs:
+            self.signs, self.free_at = signs, min(now + _QUIET_S, self.latest)
 
 
 class EndWorkers(NotSaved, Callback):  # type: ignore[misc]
@@ -32,27 +50,26 @@ class EndWorkers(NotSaved, Callback):  # type: ignore[misc]
 
     def __init__(self, trials: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._trials, self._clock = trials, clock
-        self._free_at: dict[str, float] = {}
+        self._open: dict[str, _Ended] = {}
         self._next_look = 0.0
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._free_at.pop(trial.config["key"], None)  # a member of a population, in its next segment
+        self._open.pop(trial.config["key"], None)  # a member of a population, in its next segment
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        key = trial.config["key"]
+        key, now = trial.config["key"], self._clock()
         end_attempts(self._trials / key)
-        self._free_at[key] = self._clock() + _GRACE_S
+        self._open[key] = _Ended(now + _QUIET_S, now + _GRACE_S)
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         now = self._clock()
-        if not self._free_at or now < self._next_look:
+        if not self._open or now < self._next_look:
             return
         self._next_look = now + _LOOK_S
-        for key, at in self._free_at.items():
-            if not (self._trials / key / "mail").exists():
-                self._free_at[key] = min(at, now + _SETTLE_S)
-        due = [key for key, at in self._free_at.items() if at <= now]
+        for key, ended in self._open.items():
+            ended.look(self._trials / key / "mail", now)
+        due = [key for key, ended in self._open.items() if ended.free_at <= now]
         if due:
             free_leftovers(due)
         for key in due:
-            del self._free_at[key]
+            del self._open[key]

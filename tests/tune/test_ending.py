@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,12 @@ class Played:
             box.let_in()
         monkeypatch.setattr(ending, "free_leftovers", lambda keys: self.freed.append((self.now, list(keys))))
         self.callback = EndWorkers(trials, lambda: self.now)
+
+    def train(self, key: str) -> None:
+        self.boxes[key].put_began(0, 100)
+        pulse = self.boxes[key]._pulse
+        assert pulse is not None
+        pulse.close()  # a real worker's process ends
 
     def stop(self, key: str) -> None:
         self.callback.on_trial_complete(1, [], SimpleNamespace(config={"key": key}))
@@ -51,14 +58,31 @@ def test_what_is_left_is_freed_once_when_the_workers_have_ended(tmp_path: Path, 
     assert 13 <= at <= 16
 
 
-def test_workers_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_died_with_their_trainer_are_known_by_their_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(tmp_path, monkeypatch)
+    played.train("aaa")
     played.stop("aaa")
-    played.stop("bbb")
+    for second in range(0, 31, 10):  # a step takes 10 s
+        played.pass_to(second)
+        os.utime(tmp_path / "aaa" / "mail" / "1" / "pulse", (second, 1000 + second))
     played.pass_to(100)
     ((at, keys),) = played.freed
+    assert keys == ["aaa"]
+    assert 50 <= at <= 53
+
+
+def test_workers_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(tmp_path, monkeypatch)
+    for key in ("aaa", "bbb"):
+        played.train(key)
+        played.stop(key)
+    for second in range(0, 200, 5):
+        played.pass_to(second)
+        for key in ("aaa", "bbb"):
+            os.utime(tmp_path / key / "mail" / "1" / "pulse", (second, 1000 + second))
+    ((at, keys),) = played.freed
     assert keys == ["aaa", "bbb"]
-    assert 60 <= at <= 62
+    assert 120 <= at <= 122
 
 
 def test_a_member_of_a_population_that_trains_its_next_segment_keeps_its_cpus(
@@ -67,5 +91,5 @@ def test_a_member_of_a_population_that_trains_its_next_segment_keeps_its_cpus(
     played = Played(tmp_path, monkeypatch)
     played.stop("aaa")
     played.callback.on_trial_start(1, [], SimpleNamespace(config={"key": "aaa"}))
-    played.pass_to(70)
+    played.pass_to(200)
     assert played.freed == []
