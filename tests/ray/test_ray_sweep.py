@@ -92,7 +92,7 @@ def test_several_workers_per_trial_with_early_stopping_give_their_cpus_back(tmp_
     assert "past the cutoff" in result.trials.loc[1, "reason"]
 
 
-@pytest.mark.parametrize("algorithm", ["random", "tpe"])
+@pytest.mark.parametrize("algorithm", ["random", "sobol", "tpe", "gp", "cmaes"])
 @pytest.mark.usefixtures("resources_return")
 def test_sampled_searches_run_distinct_trials(tmp_path: Path, algorithm: str) -> None:
     space = {"optim.lr": {"loguniform": [1e-4, 1e-1]}, "model.depth": {"randint": [1, 4]}}

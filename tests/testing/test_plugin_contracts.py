@@ -109,7 +109,7 @@ class _Live:
     status = "RUNNING"
 
     def __init__(self, key: str, number: int) -> None:
-        self.trial_id, self.config = f"id{number}", {"key": key}
+        self.trial_id, self.config = f"id{number}", {"key": key, "number": number}
 
 
 class BuiltInRule:
@@ -157,3 +157,7 @@ class TestAsha(_BuiltInRule):
 
 class TestMedian(_BuiltInRule):
     scheduler: ClassVar[dict[str, Any]] = {"name": "median"}
+
+
+class TestHyperband(_BuiltInRule):
+    scheduler: ClassVar[dict[str, Any]] = {"name": "hyperband", "reduction_factor": 2}
