@@ -31,6 +31,9 @@ bench: $(VENV)/.ready
 	$(RUN) benchmarks/checkpoints.py
 	$(RUN) benchmarks/elastic.py
 	$(RUN) benchmarks/growing.py
+	$(RUN) benchmarks/plan.py
+	$(RUN) benchmarks/engine_scale.py
+	$(RUN) benchmarks/journal_scale.py
 
 clean:
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

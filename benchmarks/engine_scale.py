@@ -93,7 +93,7 @@ def time_ours(trials: int, rows: int, seconds: float, storage: Path) -> tuple[fl
         }
     )
     memory = Memory()
-    with mock.patch("raysweep.tune.trial.run_trial", Waiting(seconds)):
+    with mock.patch("raysweep.tune.tuning.run_trial", Waiting(seconds)):
         began = time.perf_counter()
         done = run_sweep(sweep, storage=storage, watcher=memory)
         took = time.perf_counter() - began

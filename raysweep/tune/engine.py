@@ -18,11 +18,12 @@ from raysweep.store.results import load
 from raysweep.train.prepare import Prepared, check_scale
 from raysweep.train.run import Say, manifest, write_examples
 from raysweep.tune.cost.left import what_for
+from raysweep.tune.describe import describe
 from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import Plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
-from raysweep.tune.resume import check_unchanged, describe, found
+from raysweep.tune.resume import check_unchanged, found
 
 
 @dataclass(frozen=True)

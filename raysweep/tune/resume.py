@@ -219,22 +219,6 @@ def stands(known: PastTrial, epochs: int, retry_failed: bool = False) -> bool:
     )
 
 
-def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
-    """What was found and what will run, for people."""
-    known = [past.trials[t.key] for t in plan.trials if t.key in past.trials]
-    counts: dict[str, int] = {}
-    for trial in known:
-        status = trial.status or "unfinished"
-        counts[status] = counts.get(status, 0) + 1
-    listed = ", ".join(f"{number} {status}" for status, number in counts.items()) or "no trial of this plan"
-    new = sum(t.key not in past.trials for t in found.to_run)
-    again = len(found.to_run) - new
-    parts = [*([f"{again} go on"] if again else []), *([f"{new} are new"] if new else [])]
-    text = f"found {past.directory.path.name}/: {listed}; " + (", ".join(parts) or "nothing is left to train")
-    failed = counts.get("failed", 0)
-    return text + (" (the failed ones again with --retry-failed)" if failed and not retry_failed else "")
-
-
 def found(
     sweep: Sweep, storage: Path, fresh: bool, retry_failed: bool, say: Callable[[str], None]
 ) -> tuple[Plan, Past | None, Work]:

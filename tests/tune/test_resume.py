@@ -18,10 +18,11 @@ from raysweep.errors import StoreError
 from raysweep.store import results
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
+from raysweep.tune.describe import describe
 from raysweep.tune.optuna_search import OptunaSearcher
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import Past, adopt, check_unchanged, describe, newest_directory, read_past, why_other, work
+from raysweep.tune.resume import Past, adopt, check_unchanged, newest_directory, read_past, why_other, work
 from raysweep.tune.schedulers import RecordingScheduler
 
 BASE: dict[str, Any] = {
@@ -103,6 +104,13 @@ def test_a_wider_grid_adds_its_new_trials_after_the_old_numbers(past: Past) -> N
     plan = make_plan(wider)
     adopt(plan, past)
     assert {t.key: t.number for t in plan.trials if t.key in past.trials} == {t.key: t.number for t in past.trials.values()}
+
+
+def test_trials_that_are_new_for_another_reason_than_their_settings_say_so(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysweep.store.keys.TRAINING_VERSION", 999)
+    done, to_run, text = sorted_out(past, sweep())
+    assert (done, len(to_run)) == ([], 4)
+    assert "no trial of this plan; 4 are new (4 with settings that were trained before: this release of raysweep" in text
 
 
 def test_more_epochs_go_on_with_what_is_completed(past: Past) -> None:
