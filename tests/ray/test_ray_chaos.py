@@ -92,7 +92,7 @@ def test_a_run_grows_when_a_machine_joins_and_survives_one_that_is_drained(tmp_p
     chaos_module.compare(run, whole, "bitwise", result)
     assert result.broken == []
     assert result.sizes == [1, 2, 1]
-    rows = [e for e in journal(run) if e["event"] == "row"]
+    rows = {e["epoch"]: e for e in journal(run) if e["event"] == "row"}.values()  # one told twice counts once
     breaks = [e for e in journal(run) if e["event"] in ("resize", "failure", "preemption")]
     assert sum(row["pause_s"] for row in rows) == pytest.approx(sum(e["pause_s"] for e in breaks), rel=0.01)
     assert {row["attempt"] for row in rows} == {1, 2, 3}
