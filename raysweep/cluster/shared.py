@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from raysweep.cluster.join import Cluster
@@ -16,7 +17,7 @@ def check_shared(directory: SweepDirectory, cluster: Cluster) -> None:
     """Ask each machine for a file that lies in the directory; with one machine there is nothing to ask.
 
     Raises:
-        ClusterError: some machine does not see it; names the machines. The empty directory is taken away again.
+        ClusterError: some machine does not see it; names the machines. A directory without a journal is taken away again.
     """
     if cluster.num_machines < 2:
         return
@@ -40,7 +41,8 @@ def check_shared(directory: SweepDirectory, cluster: Cluster) -> None:
     blind = sorted(address for address, answer in asked.items() if not ray.get(answer, timeout=_TIMEOUT_S))
     marker.unlink()
     if blind:
-        directory.path.rmdir()
+        if not directory.journal.exists():  # it was made for this sweep just now, and holds its lock at most
+            shutil.rmtree(directory.path)
         raise ClusterError(
             f"storage {directory.path.parent} is not seen by {len(blind)} of {len(nodes)} machines ({', '.join(blind[:5])}), "
             "their checkpoints would be lost; set `storage` (--storage) to a directory that all share (NFS, EFS, FSx)"

@@ -46,9 +46,18 @@ def cluster(machines: int) -> Cluster:
 def test_storage_that_one_machine_does_not_see_is_refused_and_taken_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(monkeypatch, blind={str(NODES[1]["NodeID"])})
     directory = SweepDirectory.create(tmp_path, "s")
-    with pytest.raises(ClusterError, match=r"not seen by 1 of 2 machines \(10\.0\.0\.2\).*--storage"):
+    with directory.locked(), pytest.raises(ClusterError, match=r"not seen by 1 of 2 machines \(10\.0\.0\.2\).*--storage"):
         check_shared(directory, cluster(2))
     assert not directory.path.exists()
+
+
+def test_a_sweep_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(monkeypatch, blind={str(NODES[1]["NodeID"])})
+    directory = SweepDirectory.create(tmp_path, "s")
+    directory.journal.write_text("what was trained\n")
+    with directory.locked(), pytest.raises(ClusterError, match="not seen by 1 of 2 machines"):
+        check_shared(directory, cluster(2))
+    assert directory.journal.read_text() == "what was trained\n"
 
 
 def test_storage_that_all_machines_see_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
