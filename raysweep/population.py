@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from raysweep.experiment import Experiment
 from raysweep.space import Domain
-from raysweep.sweep_settings import SchedulerConfig, SearchConfig
+from raysweep.sweep_settings import LISTED, SchedulerConfig, SearchConfig
 
 MIN_MEMBERS = 4
 
@@ -17,7 +17,7 @@ def population_mistakes(
 ) -> list[str]:
     """Why a sweep cannot be a population's, one rule a line; empty where it can."""
     mistakes = []
-    if search.algorithm not in ("grid", "random", "sobol"):
+    if search.algorithm not in LISTED:
         mistakes.append(
             f"search.algorithm {search.algorithm} waits for trials that have ended, and a population's members end together: "
             "use grid, random or sobol with scheduler pbt"

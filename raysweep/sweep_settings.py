@@ -12,6 +12,9 @@ from typing_extensions import Self
 
 from raysweep.settings import PositiveFloat, PositiveInt, Section
 
+LISTED = ("grid", "random", "sobol")
+"""Searches whose trials are all known before the first one runs; the others think of trials while some run."""
+
 INDEPENDENT_RULES = ("asha", "hyperband", "median")
 """Schedulers that stop each trial by itself, at one of its epochs: it may run on, or others beside it, unseen by them."""
 

@@ -23,7 +23,7 @@ from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import Plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
-from raysweep.tune.resume import check_unchanged, found
+from raysweep.tune.resume import check_unchanged, found, is_over
 
 
 @dataclass(frozen=True)
@@ -93,15 +93,15 @@ def run_sweep(
     plan, past, todo = found(sweep, place.local, fresh, retry_failed, say)
     if past is not None:
         say(describe(plan, past, todo, retry_failed))
-        if not todo.to_run and len(plan.trials) >= plan.num_planned and not past.untold:
+        if is_over(plan, past, todo):
             statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]
             place.settle(past.directory)
             return Finished(past.directory, "completed", statuses, place)
     if running_cluster() is None:
-        _check(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
+        check_workers(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
     with connected(poll_s=sweep.experiment.scale.poll_s, verbose=verbose) as cluster:
         allocation = allocate(sweep.experiment.scale, cluster.available, share_cpus=False)
-        _check(plan, allocation)
+        check_workers(plan, allocation)
         say(cluster.describe())
         for note in plan.notes:
             say(f"note: {note}")
@@ -112,7 +112,8 @@ def run_sweep(
             return _run(Job(plan, directory, past, todo, place), cluster, allocation, verbose, say, watcher or Watcher())
 
 
-def _check(plan: Plan, allocation: Allocation) -> None:
+def check_workers(plan: Plan, allocation: Allocation) -> None:
+    """Refuse models that would train otherwise on the workers of a trial; raises as check_scale()."""
     check_scale(plan.prepared.model, allocation)
     for trial in plan.trials:
         check_scale(trial.model, allocation)

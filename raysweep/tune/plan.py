@@ -17,14 +17,13 @@ from raysweep.errors import ConfigError
 from raysweep.experiment import Experiment
 from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
+from raysweep.sweep_settings import LISTED
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, shapes, with_absolute_paths
 from raysweep.tune.drawing import check_not_empty, note_infeasible, plan_draws
 from raysweep.tune.own import check_own
 from raysweep.tune.seeds import with_seeds
 
 DEFAULT_SAMPLES = 16
-LISTED = ("grid", "random", "sobol")
-"""Searches whose trials are all known before the first one runs."""
 _MAX_COUNTED = 10_000
 
 

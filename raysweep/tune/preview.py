@@ -15,13 +15,14 @@ from raysweep.config import Sweep
 from raysweep.report.tables import number, shortened
 from raysweep.store.prediction import write_prediction
 from raysweep.store.remote import open_place
-from raysweep.train.prepare import check_scale
 from raysweep.tune.cost.calibrate import calibrate
 from raysweep.tune.cost.estimate import AROUND_S, Calibrate, estimate
 from raysweep.tune.cost.left import what_for
 from raysweep.tune.cost.sizes import Cost
+from raysweep.tune.engine import check_workers
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.resume import Past, Work, found
+from raysweep.tune.resume import Past, PastTrial, Work, found, is_over
+from raysweep.tune.shares import fair_shares
 
 
 def preview(
@@ -42,13 +43,14 @@ def preview(
     parts = [f"{len(todo.to_run)} to run", *([f"{len(todo.done)} not"] if todo.done else [])]
     parts += [f"{unknown} that the search will think of"] if unknown else []
     text = f"{plan.num_planned} trials x {epochs} epochs: {', '.join(parts)}; {at_once} at a time ({why}). No trial was trained."
-    names = plan.sweep.short_names()
+    names, done = plan.sweep.short_names(), {trial.key for trial in todo.done}
     table = Table("trial", *names.values(), "parameters", *(("memory", "s / epoch") if costs else ()), "what")
     for trial in sorted(plan.trials, key=lambda t: t.number):
         settings = [number(trial.overrides.get(key)) for key in names]
         parameters = "" if trial.infeasible else f"{trial.model.parameters:,}"
         cost = _cost(costs.get(trial.key)) if costs else ()
-        table.add_row(str(trial.number), *settings, parameters, *cost, _what(trial, past, epochs))
+        known = past.trials.get(trial.key) if past else None
+        table.add_row(str(trial.number), *settings, parameters, *cost, _what(trial, known, trial.key in done))
     return text, table
 
 
@@ -59,14 +61,12 @@ def _cost(cost: Cost | None) -> tuple[str, str]:
     return f"{about}{cost.memory_bytes / 2**20:,.0f} MiB", f"{about}{cost.epoch_s:.3g}"
 
 
-def _what(trial: PlannedTrial, past: Past | None, epochs: int) -> str:
+def _what(trial: PlannedTrial, known: PastTrial | None, is_done: bool) -> str:
     if trial.infeasible:
         return f"infeasible: {shortened(trial.infeasible, 100)}"
-    known = past.trials.get(trial.key) if past else None
     if known is None or not (known.attempts or known.status):
         return "new"
-    stands = known.status and not (known.status == "completed" and known.last_epoch < epochs)
-    if stands and known.status not in ("interrupted", "budget"):
+    if is_done:
         return f"{known.status} after epoch {known.last_epoch}"
     return f"goes on after epoch {known.last_epoch}" if known.last_epoch else "begun, no epoch yet"
 
@@ -96,12 +96,11 @@ def preview_sweep(
     for note in plan.notes:
         say(f"note: {note}")
     limit, scale = sweep.search.max_concurrent, sweep.experiment.scale
-    nothing_left = not todo.to_run and len(plan.trials) >= plan.num_planned
+    nothing_left = past is not None and is_over(plan, past, todo)
     if running_cluster() is None:
         here = available_here()
         allocation = allocate(scale, here, share_cpus=False)
-        for model in (plan.prepared.model, *(trial.model for trial in plan.trials)):
-            check_scale(model, allocation)
+        check_workers(plan, allocation)
         if nothing_left:
             return _nothing_left(preview(plan, past, todo, *concurrency(allocation, here, limit)))
     began = time.monotonic()
@@ -112,8 +111,9 @@ def preview_sweep(
         if nothing_left:
             return _nothing_left(preview(plan, past, todo, at_once, why))
         allocation = largest(allocation, cluster.available)
-        share = carried(allocation, cluster.available) // min(at_once, plan.num_planned)
-        shared = replace(allocation, max_workers=max(allocation.workers, min(allocation.max_workers, share)))
+        low, high = allocation.workers, allocation.max_workers
+        shares = fair_shares(carried(allocation, cluster.available), at_once, plan.num_planned, [], low, high)
+        shared = replace(allocation, max_workers=shares.others)
         cost = estimate(plan, past, todo, shared, cluster.available, at_once, measured)
     text, table = preview(plan, past, todo, at_once, why, cost.costs)
     for note in cost.calibration.notes:

@@ -10,7 +10,7 @@ from typing import Any
 from raysweep.store.journal import JournalWriter
 from raysweep.tune.contest import CONTENDERS
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.resume import Past, stands
+from raysweep.tune.resume import Past, device_seconds, stands
 
 _NEVER_BEST = ("diverged", "failed")
 
@@ -70,7 +70,7 @@ class SweepRecorder:
         self.num_ended = 0
         self._best: TrialState | None = None
         self.why_ended = ""
-        self.device_seconds = sum(_device_seconds(row) for t in (past.trials.values() if past else ()) for row in t.rows.values())
+        self.device_seconds = past.device_seconds if past else 0.0
         self.contest = [d for d in (past.decisions if past else ()) if d.get("rule") == CONTENDERS]
         self._past = past.trials if past else {}
         self._to_run = set(to_run)
@@ -154,7 +154,7 @@ class SweepRecorder:
         if row["epoch"] <= state.epoch:
             return False
         self._journal.row(state.trial.number, row)
-        self.device_seconds += _device_seconds(row)
+        self.device_seconds += device_seconds(row)
         self._epochs_done += row["epoch"] - state.epoch
         self._epochs_open -= row["epoch"] - state.epoch
         state.epoch, state.value = row["epoch"], row.get(objective.metric)
@@ -231,7 +231,3 @@ class SweepRecorder:
     def statuses(self) -> list[str]:
         """How each trial stands, by number."""
         return [self.states[number].status for number in sorted(self.states)]
-
-
-def _device_seconds(row: dict[str, Any]) -> float:
-    return float(row.get("seconds") or 0.0) * int(row.get("world_size") or 1)

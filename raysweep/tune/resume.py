@@ -11,8 +11,9 @@ from raysweep.config import Sweep
 from raysweep.errors import ConfigError, StoreError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import read_events
+from raysweep.sweep_settings import LISTED
 from raysweep.tune.contest import go_on
-from raysweep.tune.plan import LISTED, Plan, PlannedTrial, make_plan
+from raysweep.tune.plan import Plan, PlannedTrial, make_plan
 from raysweep.tune.seeds import add_seeds
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
@@ -71,10 +72,20 @@ class Past:
     untold: list[dict[str, Any]] = field(default_factory=list)
 
     @property
+    def device_seconds(self) -> float:
+        """Of all epochs so far."""
+        return sum(device_seconds(row) for trial in self.trials.values() for row in trial.rows.values())
+
+    @property
     def audited(self) -> dict[str, int]:
         """Since which epoch trials are audited, by key."""
         keys = {trial.number: trial.key for trial in self.trials.values()}
         return {keys[d["trial"]]: d["epoch"] for d in self.decisions if d["action"] == "audit"}
+
+
+def device_seconds(row: dict[str, Any]) -> float:
+    """What an epoch took, times its workers, seconds."""
+    return float(row.get("seconds") or 0.0) * int(row.get("world_size") or 1)
 
 
 def read_past(directory: SweepDirectory) -> Past | None:
@@ -210,6 +221,11 @@ def work(plan: Plan, past: Past | None, retry_failed: bool) -> Work:
         is_done = known is not None and stands(known, epochs, retry_failed)
         (found.done if is_done or trial.infeasible else found.to_run).append(trial)
     return found
+
+
+def is_over(plan: Plan, past: Past, found: Work) -> bool:
+    """Whether a sweep has nothing left to train, to think of, or to write down."""
+    return not found.to_run and len(plan.trials) >= plan.num_planned and not past.untold
 
 
 def stands(known: PastTrial, epochs: int, retry_failed: bool = False) -> bool:

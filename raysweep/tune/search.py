@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune.search import Searcher
 
 from raysweep.config import Sweep
+from raysweep.sweep_settings import LISTED
 from raysweep.tune.own import is_own
 from raysweep.tune.plan import Plan, PlannedTrial
 
@@ -21,7 +22,7 @@ LEARNING = ("tpe", "gp", "cmaes")
 
 def is_open(sweep: Sweep) -> bool:
     """Whether the searcher of a sweep thinks of trials while others run: the plan does not list them all."""
-    return sweep.search.algorithm in LEARNING or is_own(sweep.search.algorithm)
+    return sweep.search.algorithm not in LISTED
 
 
 Assigned = Callable[[str, PlannedTrial], None]

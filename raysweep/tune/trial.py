@@ -31,8 +31,8 @@ from raysweep.tune.population import paused_after
 
 
 @lru_cache(maxsize=1)
-def _dataset(data: str) -> Dataset:
-    # Trials of a sweep share their images nearly always, and an actor serves many trials.
+def images(data: str) -> Dataset:
+    """The images of a data section as JSON, kept: trials of a sweep nearly always share them, and an actor serves many."""
     return open_dataset(DataConfig.model_validate_json(data))
 
 
@@ -98,7 +98,7 @@ def run_trial(
             take(trial, experiment)
         reporter.last_epoch = experiment.train.epochs
         if allocation.max_workers == 1:
-            dataset = _dataset(experiment.data.model_dump_json(exclude_unset=True))
+            dataset = images(experiment.data.model_dump_json(exclude_unset=True))
             device = torch.device("cuda", 0) if allocation.gpus_per_worker else torch.device("cpu")
             threads = allocation.cpus_per_worker
             outcome = fit_here(experiment, dataset, trial, device, threads, reporter.row, reporter.event)

@@ -114,8 +114,7 @@ def run_trials(
             # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.
             free_leftovers(trial.key for trial in plan.trials)
     raise_fault(scheduler, search)
-    done = all(state.has_ended for state in recorder.states.values()) and len(recorder.states) >= plan.num_planned
-    done = done and not plan.has_contest
+    done = recorder.num_ended >= max(len(recorder.states), plan.num_planned) and not plan.has_contest
     return end.reason if end.reason and not done else "completed"
 
 

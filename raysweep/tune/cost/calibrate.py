@@ -68,9 +68,9 @@ class _Bench:
 
     def __init__(self, started_in: str, threads: int, use_gpu: bool) -> None:
         # What a trial's process holds: its memory counts, and the time until it is there.
-        from raysweep.tune.trial import _dataset
+        from raysweep.tune.trial import images
 
-        self._open = _dataset
+        self._open = images
         find_modules_in(started_in)
         torch.set_num_threads(threads)
         self._device = torch.device("cuda", 0) if use_gpu else torch.device("cpu")

@@ -16,7 +16,6 @@ from raysweep.tune.cost.rehearse import Known, Rehearsal
 from raysweep.tune.cost.simulate import Load
 from raysweep.tune.cost.sizes import Cost, Size, sizes_of, unknown_trials
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.recorder import _device_seconds
 from raysweep.tune.resume import Past, Work
 
 AROUND_S = 13.7
@@ -99,7 +98,7 @@ def estimate(
         calibration.spread,
         _rehearse(plan, past, trials) if is_stopping else None,
         plan.sweep.budget,
-        sum(_device_seconds(row) for t in (past.trials.values() if past else ()) for row in t.rows.values()),
+        past.device_seconds if past else 0.0,
         max(START_S, calibration.ready_s),
         plan.sweep.search.seed,
     )
