@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ray.tune import Callback, Stopper
+from ray.tune.progress_reporter import TrialProgressCallback
 
 from raysweep.cluster.capacity import free_leftovers
 from raysweep.config import Budget
@@ -36,6 +37,18 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
         error = trial.get_error()
         text = str(error).strip().splitlines() if error else ["Ray lost the trial's process"]
         self._recorder.ended(trial.trial_id, "failed", {"text": text[-1], "traceback": str(error or "")})
+
+
+class TuneLines(NotSaved, TrialProgressCallback):  # type: ignore[misc]
+    """Ray Tune's own lines about trials, which it adds by itself where it is given none, and then remembers every trial."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        super().on_trial_complete(iteration, trials, trial, **info)
+        for kept in vars(self).values():
+            if isinstance(kept, dict):
+                kept.pop(trial, None)
+            elif isinstance(kept, set):
+                kept.discard(trial)
 
 
 class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]

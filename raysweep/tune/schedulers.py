@@ -14,6 +14,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from raysweep.config import Sweep
 from raysweep.tune.audit import Audit
+from raysweep.tune.forget import forget
 from raysweep.tune.rules import build, why_stopped
 from raysweep.tune.search import NotSaved, worst
 from raysweep.tune.seeds import is_unseen
@@ -87,6 +88,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         self._unseen: set[str] = set()
         self.found_audits: dict[str, dict[str, Any]] = {}
         self._added: list[Any] = []
+        self._ended: list[Any] = []
         self._chooses = type(self._inner).choose_trial_to_run is not FIFOScheduler.choose_trial_to_run
 
     @property
@@ -208,6 +210,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         known = self._as_known(trial)
         if not self._is_hidden(known):
             self._completed(tune_controller, known)
+        self._ended.append(trial)
 
     def _completed(self, tune_controller: Any, known: Known) -> None:
         last = self._last.get(known.trial_id)
@@ -228,9 +231,17 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         started, and starts another for the new trial: while trials are shorter than the start of an actor, without end.
         Its own schedulers without a choice of their own also look through all trials that have ever been, for each event.
         """
+        self._forget_ended(tune_controller)
         added, self._added = self._added, []
         new = next((trial for trial in added if trial.status == "PENDING"), None)
         return self._inner.choose_trial_to_run(tune_controller) if new is None and self._chooses else new
+
+    def _forget_ended(self, tune_controller: Any) -> None:
+        ended = {trial for trial in self._ended if trial.is_finished()}
+        self._ended = [trial for trial in self._ended if trial not in ended]
+        for trial in ended:
+            self._as_known(trial).trial = None
+        forget(tune_controller, ended)
 
     def debug_string(self) -> str:
         return str(self._inner.debug_string())

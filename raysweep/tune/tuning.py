@@ -15,7 +15,7 @@ from raysweep.cluster.capacity import free_leftovers
 from raysweep.cluster.join import environment
 from raysweep.cluster.resources import Allocation
 from raysweep.train.run import Say
-from raysweep.tune.callback import JournalCallback, SweepEnd
+from raysweep.tune.callback import JournalCallback, SweepEnd, TuneLines
 from raysweep.tune.ending import EndWorkers
 from raysweep.tune.job import Job
 from raysweep.tune.own import fault, raise_fault
@@ -92,7 +92,7 @@ def run_trials(
         run_config=tune.RunConfig(
             name=f"tune-{os.urandom(4).hex()}",
             storage_path=str(scratch),
-            callbacks=[JournalCallback(recorder), *ending, *sharing],
+            callbacks=[JournalCallback(recorder), TuneLines(), *ending, *sharing],
             stop=end,
             verbose=3 if verbose else 0,
             # Errors of the user's are caught in the trial: what is left to retry is a lost actor.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray.tune.experiment import Trial
 
 import raysweep
 from raysweep.config import Sweep
 from raysweep.store.journal import read_events
-from raysweep.tune.engine import run_sweep
+from raysweep.tune.engine import Watcher, run_sweep
+from raysweep.tune.recorder import TrialState
 
 TINY = {
     "data": {"source": "digits", "count": 200},
@@ -46,6 +49,27 @@ def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
     assert not (result.directory / ".ray").exists()
     text = (result.directory / "journal.jsonl").read_text()
     assert str(tmp_path) not in text, "a moved directory must stay readable"
+
+
+class Ended(Watcher):
+    """Counts the trials that Ray Tune still has in its memory although they have ended."""
+
+    most = 0
+
+    def changed(self, state: TrialState) -> None:
+        trials = [thing for thing in gc.get_objects() if type(thing) is Trial]
+        self.most = max(self.most, sum(trial.is_finished() for trial in trials))
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_ray_tune_forgets_trials_that_have_ended(tmp_path: Path) -> None:
+    ended = Ended()
+    lrs = {"optim.lr": {"loguniform": [1e-4, 1e-2]}}
+    search = {"algorithm": "random", "num_samples": 8}
+    short = {**TINY, "train": {"epochs": 1}}
+    done = run_sweep(sweep(experiment=short, space=lrs, search=search), storage=tmp_path, watcher=ended)
+    assert done.trial_statuses == ["completed"] * 8
+    assert ended.most <= 2, "10,000 of them would be 240 MB"
 
 
 @pytest.mark.usefixtures("resources_return")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ray.tune.experiment import Trial
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from rich.console import Console
 
@@ -21,7 +22,8 @@ from raysweep.config import Budget, Sweep
 from raysweep.store import journal
 from raysweep.store.journal import JournalWriter
 from raysweep.train.progress import Outcome
-from raysweep.tune.callback import JournalCallback, SweepEnd
+from raysweep.tune.callback import JournalCallback, SweepEnd, TuneLines
+from raysweep.tune.forget import forget
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.progress import Progress
 from raysweep.tune.recorder import SweepRecorder
@@ -246,3 +248,59 @@ def test_ray_tunes_averages_of_a_trial_are_dropped_when_it_ends() -> None:
     assert not trial.metric_analysis
     assert not trial.metric_n_steps
     assert trial.last_result["val_loss"] == 0.5
+
+
+class Controller:
+    """What Ray Tune's controller keeps of its trials, under the names of its own (2.60)."""
+
+    def __init__(self, trials: list[Trial]) -> None:
+        self.trials = list(trials)
+        self._stopped_trials = set(trials)
+        self._trials_to_cache = set(trials)
+        self._trial_metadata = {trial.trial_id: ("{}", "{}") for trial in trials}
+
+    def get_trials(self) -> list[Trial]:
+        return self.trials
+
+    def kept(self) -> list[int]:
+        return [len(kept) for kept in (self.trials, self._stopped_trials, self._trials_to_cache, self._trial_metadata)]
+
+
+def test_a_trial_that_has_ended_is_forgotten_once_ray_tune_is_done_with_it() -> None:
+    ended, running = Trial("trial", stub=True), Trial("trial", stub=True)
+    running.set_status(Trial.RUNNING)
+    scheduler, controller = scheduler_with([ended, running]), Controller([ended, running])
+    scheduler.on_trial_complete(controller, ended, {})
+    scheduler.choose_trial_to_run(controller)
+    assert controller.kept() == [2] * 4, "its actor has yet to be stopped"
+    ended.set_status(Trial.TERMINATED)
+    scheduler.choose_trial_to_run(controller)
+    assert controller.kept() == [1] * 4
+    assert controller.trials == [running]
+    assert not any(referrer is not None and ended in referrer for referrer in (scheduler._ended, scheduler._added))
+    assert all(known.trial is not ended for known in scheduler._known.values())
+
+
+def test_an_ended_trial_is_forgotten_by_a_ray_that_keeps_less() -> None:
+    ended, last = Trial("trial", stub=True), Trial("trial", stub=True)
+    controller = Controller([ended, last])
+    del controller._trial_metadata, controller._trials_to_cache
+    forget(controller, [ended])
+    assert controller.trials == [last]
+    forget(controller, [last])
+    assert controller.trials == [last], "Ray Tune's warning of missing resources names the first one"
+    assert not controller._stopped_trials
+
+
+def test_ray_tunes_own_lines_are_those_it_would_write_and_keep_no_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    def said(lines: TrialProgressCallback) -> str:
+        trial = Trial("trial", trial_id="a", stub=True)
+        result = {"val_loss": 0.5, "training_iteration": 1, "done": False}
+        trial.update_last_result(result)
+        lines.on_trial_result(1, [trial], trial, result)
+        lines.on_trial_complete(2, [trial], trial)
+        kept = any(trial in kept for kept in vars(lines).values() if isinstance(kept, dict | set))
+        assert kept is not isinstance(lines, TuneLines)
+        return capsys.readouterr().out
+
+    assert said(TuneLines()) == said(TrialProgressCallback())
