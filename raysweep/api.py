@@ -89,6 +89,7 @@ def train(
     storage: str | Path = "results",
     name: str = "train",
     local: bool = False,
+    resume: bool = False,
     verbose: bool = False,
 ) -> SweepResult:
     """Train one model on Ray's workers, or in this process.
@@ -98,6 +99,8 @@ def train(
         storage: the directory that runs are kept in.
         name: of this run's directory; a number is added where it exists.
         local: no Ray, one worker, in this process.
+        resume: go on with the newest run of that name, from its newest checkpoint: it was killed, interrupted, has failed, or
+            gets more epochs. Images and settings must be the same, workers need not.
         verbose: let Ray write to the terminal.
 
     Raises:
@@ -105,7 +108,8 @@ def train(
     """
     from raysweep.train.run import run
 
-    directory, _ = run(_experiment(experiment), storage=Path(storage).expanduser(), name=name, local=local, verbose=verbose)
+    settings, place = _experiment(experiment), Path(storage).expanduser()
+    directory, _ = run(settings, storage=place, name=name, local=local, resume=resume, verbose=verbose)
     return open(directory.path)
 
 

@@ -5,7 +5,7 @@ The sections' settings are written down in settings.py, the sweep around it in c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,6 +109,29 @@ OPERATIONAL = {
     },
 }  # fmt: skip
 """Settings that change where, how fast, how long or under which name a model is trained, but not what it learns."""
+
+
+def difference(before: Experiment, now: Experiment, varied: Collection[str] = ()) -> str:
+    """The first setting by which the results of two experiments differ, as `optim.lr differs (0.001, now 0.01)`, or "".
+
+    Args:
+        before, now: the experiments.
+        varied: dotted keys that may differ.
+    """
+    old, new = (dict(_flat(experiment.identity())) for experiment in (before, now))
+    for key in sorted({*old, *new} - set(varied)):
+        if old.get(key) != new.get(key):
+            return f"{key} differs ({old.get(key, 'its default')}, now {new.get(key, 'its default')})"
+    return ""
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
 
 T = TypeVar("T", bound=Section)
 

@@ -105,8 +105,11 @@ class SweepDirectory:
         return self.path / "trials" / key
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, otherwise: str = "start beside it with --fresh") -> Iterator[None]:
         """For the time of a block nobody else works in this directory; a process that dies lets it go.
+
+        Args:
+            otherwise: what else the user can do, for the message.
 
         Raises:
             StoreError: another process works in it.
@@ -118,9 +121,7 @@ class SweepDirectory:
             except OSError:
                 file.seek(0)
                 who = file.read().strip() or "another process"
-                raise StoreError(
-                    f"{self.path} is in use by {who}; wait until it has ended, or start beside it with --fresh"
-                ) from None
+                raise StoreError(f"{self.path} is in use by {who}; wait until it has ended, or {otherwise}") from None
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
@@ -128,6 +129,18 @@ class SweepDirectory:
                 yield
             finally:
                 file.truncate(0)  # the file stays: who has it open while it is deleted would lock another one than the next
+
+    def check_unchanged(self, size: int) -> None:
+        """Refuse to go on by what was read, if somebody has written since; called when the directory is locked.
+
+        Args:
+            size: of the journal when it was read, bytes.
+
+        Raises:
+            StoreError: the journal has grown.
+        """
+        if self.journal.stat().st_size != size:
+            raise StoreError(f"another process has gone on with {self.path} in the meantime; start the command again")
 
     def write_manifest(self, content: dict[str, Any]) -> None:
         """Write what the sweep ran on: versions, machine, command line.
@@ -149,3 +162,11 @@ class SweepDirectory:
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot read {self.path / MANIFEST}: {error}") from None
         return dict(manifest)
+
+
+def newest_directory(storage: Path, name: str) -> SweepDirectory | None:
+    """`storage/name`, or the newest of `name-2`, `name-3`, ... that follow it without a gap; None where there is none."""
+    newest, number = None, 1
+    while (path := storage / (name if number == 1 else f"{name}-{number}")).is_dir():
+        newest, number = path, number + 1
+    return SweepDirectory(newest.resolve()) if newest else None

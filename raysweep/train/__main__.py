@@ -20,6 +20,7 @@ def command(
     workers: Annotated[str | None, typer.Option(help="N, or MIN:MAX, as many as are free; sets scale.workers.")] = None,
     storage: Annotated[Path, typer.Option(help="The directory that runs are kept in.")] = Path("results"),
     name: Annotated[str, typer.Option(help="The name of the run's directory.")] = "train",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of that name.")] = False,
     local: Annotated[bool, typer.Option("--local", help="No Ray: one worker in this process.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", help="Show what Ray has to say.")] = False,
 ) -> int:
@@ -44,6 +45,7 @@ def command(
         storage=storage,
         name=name,
         local=local,
+        resume=resume,
         verbose=verbose,
         say=lambda text: out.print(text, highlight=False),
         on_row=show,
@@ -51,6 +53,8 @@ def command(
     why = describe_end({"status": outcome.status, "reason": outcome.reason})
     out.print(f"{outcome.status}: {why}" if why else outcome.status, highlight=False)
     finish(directory.path)
+    if outcome.status == "interrupted":
+        out.print("the same command with --resume goes on with it", highlight=False)
     return 130 if outcome.status == "interrupted" else 1 if outcome.status == "diverged" else 0
 
 

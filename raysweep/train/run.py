@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from raysweep import __version__
-from raysweep.cluster.join import available_here, connected, running_cluster
+from raysweep.cluster.join import Cluster, available_here, connected, running_cluster
 from raysweep.cluster.resources import Allocation, Available, allocate
 from raysweep.cluster.shared import check_shared
 from raysweep.errors import ClusterError, RaysweepError, TrialError
@@ -22,6 +23,7 @@ from raysweep.experiment import Experiment
 from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
 from raysweep.store.journal import JournalWriter
 from raysweep.train import checkpoint
+from raysweep.train.again import Earlier, newest_run, run_to_resume
 from raysweep.train.attempts import Event
 from raysweep.train.evaluate import example_images
 from raysweep.train.here import fit_here
@@ -62,6 +64,7 @@ def run(
     storage: Path,
     name: str = "train",
     local: bool = False,
+    resume: bool = False,
     verbose: bool = False,
     say: Say = lambda _text: None,
     on_row: Callable[[Row], None] = lambda _row: None,
@@ -73,6 +76,7 @@ def run(
         storage: the directory that the run's own directory is made in.
         name: of the run's directory; a number is added where it exists.
         local: no Ray, one worker, in this process.
+        resume: go on with the newest run of that name, from its newest checkpoint.
         verbose: let Ray write to the terminal.
         say: takes lines for people.
         on_row: takes each epoch's row.
@@ -83,20 +87,49 @@ def run(
     """
     check_storage(storage)
     prepared = prepare(experiment)
+    earlier = run_to_resume(storage, name, prepared) if resume else None
+    if earlier is not None and earlier.is_over(experiment.train.epochs):
+        say(f"{earlier.describe()}: nothing is left to train")
+        return earlier.directory, Outcome(earlier.status, earlier.reason or {})
     for note in prepared.notes:
         say(f"note: {note}")
+    if earlier is not None:
+        say(f"going on: {earlier.describe()}")
+    else:
+        _say_what_could_go_on(storage, name, prepared, say)
+    with _workers(prepared, local, verbose, say) as (allocation, cluster):
+        directory = earlier.directory if earlier else SweepDirectory.create(storage, name)
+        with directory.locked("leave out --resume"):
+            if earlier is not None:
+                directory.check_unchanged(earlier.size)
+            if cluster is not None:
+                check_shared(directory, cluster)
+            return _recorded(prepared, allocation, directory, earlier, say, on_row, local)
+
+
+def _say_what_could_go_on(storage: Path, name: str, prepared: Prepared, say: Say) -> None:
+    try:
+        newest = newest_run(storage, name)
+    except RaysweepError:
+        return  # whatever it is, nobody asked to go on with it
+    is_same = newest is not None and newest.key == prepared.key
+    if newest is not None and is_same and newest.status not in ("completed", "diverged") and not newest.is_in_use():
+        say(f"note: {newest.describe()}; --resume would go on with it, this starts anew")
+
+
+@contextmanager
+def _workers(prepared: Prepared, local: bool, verbose: bool, say: Say) -> Iterator[tuple[Allocation, Cluster | None]]:
+    """What a run may use, for the time of a block: of this process (no cluster), or of the cluster that is joined."""
     if local:
-        allocation = _allocate_local(prepared)
-        return _recorded(prepared, allocation, SweepDirectory.create(storage, name), say, on_row, local)
+        yield _allocate_local(prepared), None
+        return
     # On this machine what there is can be known, and refused, before Ray is started.
     if running_cluster() is None:
         _allocate(prepared, available_here())
-    with connected(poll_s=experiment.scale.poll_s, verbose=verbose) as cluster:
+    with connected(poll_s=prepared.experiment.scale.poll_s, verbose=verbose) as cluster:
         allocation = _allocate(prepared, cluster.available)
         say(cluster.describe())
-        directory = SweepDirectory.create(storage, name)
-        check_shared(directory, cluster)
-        return _recorded(prepared, allocation, directory, say, on_row, local)
+        yield allocation, cluster
 
 
 def _allocate(prepared: Prepared, available: Available) -> Allocation:
@@ -134,30 +167,28 @@ def _recorded(
     prepared: Prepared,
     allocation: Allocation,
     directory: SweepDirectory,
+    earlier: Earlier | None,
     say: Say,
     on_row: Callable[[Row], None],
     local: bool,
 ) -> tuple[SweepDirectory, Outcome]:
     directory.write_manifest(manifest())
-    trial = directory.trial(prepared.key)
-    trial.mkdir(parents=True)
+    trial, epochs = directory.trial(prepared.key), prepared.experiment.train.epochs
+    trial.mkdir(parents=True, exist_ok=True)
+    told = earlier.last_epoch if earlier else 0
     say(f"{allocation.describe()}; global batch {prepared.experiment.train.batch_size}; {directory.path.name}/")
     journal = JournalWriter(directory.journal)
     try:
         journal.event("start", experiment=prepared.experiment.model_dump(mode="json", exclude_unset=True), data=prepared.facts)
-        journal.event(
-            "trial",
-            trial=0,
-            key=prepared.key,
-            overrides={},
-            epochs=prepared.experiment.train.epochs,
-            parameters=prepared.model.parameters,
-        )
+        if earlier is None or earlier.experiment.train.epochs != epochs:
+            parameters = prepared.model.parameters
+            journal.event("trial", trial=0, key=prepared.key, overrides={}, epochs=epochs, parameters=parameters)
         journal.event("run", trial=0)
 
         def record(row: Row) -> None:
-            journal.row(0, row)
-            on_row(row)
+            if row["epoch"] > told:  # else the journal has it: it was told after the checkpoint that this goes on from
+                journal.row(0, row)
+                on_row(row)
 
         def happened(event: Event) -> None:
             fields = dict(event)

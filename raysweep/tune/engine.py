@@ -23,7 +23,7 @@ from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import Plan
 from raysweep.tune.recorder import SweepRecorder, TrialState
-from raysweep.tune.resume import check_unchanged, found, is_over
+from raysweep.tune.resume import found, is_over
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def run_sweep(
         directory = past.directory if past else SweepDirectory.create(place.local, sweep.name)
         with directory.locked(), place.kept(directory, [trial.key for trial in todo.to_run], is_new=past is None):
             if past is not None:
-                check_unchanged(past)
+                past.directory.check_unchanged(past.size)
             return _run(Job(plan, directory, past, todo, place), cluster, allocation, verbose, say, watcher or Watcher())
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from raysweep.config import Sweep
-from raysweep.errors import ConfigError, StoreError
-from raysweep.store.directory import SweepDirectory
+from raysweep.errors import ConfigError
+from raysweep.experiment import difference
+from raysweep.store.directory import SweepDirectory, newest_directory
 from raysweep.store.journal import read_events
 from raysweep.sweep_settings import LISTED
 from raysweep.tune.contest import go_on
@@ -131,24 +132,6 @@ def read_past(directory: SweepDirectory) -> Past | None:
     return Past(directory, sweep, start.get("data") or {}, size, trials, told, population, decisions)
 
 
-def check_unchanged(past: Past) -> None:
-    """Refuse to go on by what was read, if somebody has written since; called when the directory is locked.
-
-    Raises:
-        StoreError: the journal has grown.
-    """
-    if past.directory.journal.stat().st_size != past.size:
-        raise StoreError(f"another process has gone on with {past.directory.path} in the meantime; start the command again")
-
-
-def newest_directory(storage: Path, name: str) -> SweepDirectory | None:
-    """`storage/name`, or the newest of `name-2`, `name-3`, ... that follow it without a gap; None where there is none."""
-    newest, number = None, 1
-    while (path := storage / (name if number == 1 else f"{name}-{number}")).is_dir():
-        newest, number = path, number + 1
-    return SweepDirectory(newest.resolve()) if newest else None
-
-
 def why_other(past: Past, plan: Plan) -> str:
     """Why a plan's trials cannot stand beside those of a journal; "" where they can: same images, same settings around the space.
 
@@ -158,20 +141,7 @@ def why_other(past: Past, plan: Plan) -> str:
         return f"the images differ ({past.data.get('fingerprint')}, now {plan.prepared.facts['fingerprint']})"
     if past.sweep.objective != plan.sweep.objective:
         return f"the objective differs ({past.sweep.objective.metric}, now {plan.sweep.objective.metric})"
-    varied = {*past.sweep.space, *plan.sweep.space}
-    before, now = (dict(_flat(sweep.experiment.identity())) for sweep in (past.sweep, plan.sweep))
-    for key in sorted({*before, *now} - varied):
-        if before.get(key) != now.get(key):
-            return f"{key} differs ({before.get(key, 'its default')}, now {now.get(key, 'its default')})"
-    return ""
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+    return difference(past.sweep.experiment, plan.sweep.experiment, {*past.sweep.space, *plan.sweep.space})
 
 
 def adopt(plan: Plan, past: Past) -> None:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store import results
-from raysweep.store.directory import SweepDirectory
+from raysweep.store.directory import SweepDirectory, newest_directory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.tune.describe import describe
 from raysweep.tune.optuna_search import OptunaSearcher
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import Past, adopt, check_unchanged, newest_directory, read_past, why_other, work
+from raysweep.tune.resume import Past, adopt, read_past, why_other, work
 from raysweep.tune.schedulers import RecordingScheduler
 
 BASE: dict[str, Any] = {
@@ -337,8 +337,8 @@ def test_two_processes_in_one_directory_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_journal_that_somebody_else_has_gone_on_with_is_read_again_first(past: Past) -> None:
-    check_unchanged(past)
+    past.directory.check_unchanged(past.size)
     with closing(JournalWriter(past.directory.journal)) as journal:
         journal.event("run", trial=3)
     with pytest.raises(StoreError, match="another process has gone on"):
-        check_unchanged(past)
+        past.directory.check_unchanged(past.size)

@@ -20,7 +20,7 @@ from raysweep.store.journal import JournalWriter, read_events
 from raysweep.sweep_settings import SEED
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import Work, check_unchanged, found
+from raysweep.tune.resume import Work, found
 from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import LEARNING, searcher
 from raysweep.tune.tuning import replayed
@@ -58,7 +58,7 @@ def played(settings: Sweep, storage: Path, worth: Worth, at_once: int = 1, kill_
         return todo
     directory = past.directory if past else SweepDirectory.create(storage, settings.name)
     if past:
-        check_unchanged(past)
+        past.directory.check_unchanged(past.size)
     draw, lines = random.Random(seed), 0
 
     class Journal(JournalWriter):
