@@ -19,6 +19,7 @@ from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify, is_lack_of_room
+from raysweep.train.left import LeftRows
 from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
 from raysweep.train.progress import Outcome
 from raysweep.train.room import LOOK_S, Room
@@ -63,9 +64,10 @@ def fit(
         TrialError: a worker failed, with its traceback, or workers were lost too often.
         ClusterError: there was no room for the workers within scale.start_timeout_s.
     """
+    rows = LeftRows(directory, on_row)
     run = _Run(directory, allocation, say, share, started_in or str(Path.cwd()))
     try:
-        return supervise(run.attempt, experiment, on_row, on_event, say)
+        return supervise(run.attempt, experiment, rows, on_event, say)
     finally:
         run.close()
 

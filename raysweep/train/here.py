@@ -15,6 +15,7 @@ from raysweep.errors import CheckpointError, RaysweepError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify
+from raysweep.train.left import LeftRows
 from raysweep.train.loop import train
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import LocalRuntime, Row
@@ -91,6 +92,6 @@ def fit_here(
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        return supervise(attempt, experiment, on_row, on_event, say)
+        return supervise(attempt, experiment, LeftRows(directory, on_row), on_event, say)
     finally:
         torch.set_num_threads(before)

@@ -186,7 +186,9 @@ def _recorded(
         journal.event("run", trial=0)
 
         def record(row: Row) -> None:
-            if row["epoch"] > told:  # else the journal has it: it was told after the checkpoint that this goes on from
+            nonlocal told
+            if row["epoch"] > told:  # else it was told before, and trained again or told from the checkpoint
+                told = row["epoch"]
                 journal.row(0, row)
                 on_row(row)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,10 @@ import pytest
 import torch
 
 import raysweep
+from raysweep.cluster.join import Cluster
 from raysweep.errors import TrialError
+from raysweep.store.journal import read_events
+from raysweep.train import ledger
 
 TINY = {
     "data": {"source": "digits", "count": 200},
@@ -114,3 +119,33 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, own_mod
     whole = raysweep.train({**experiment, "scale": {"workers": 1}}, storage=tmp_path, name="whole", local=True)
     assert list(cut.rows["epoch"]) == [1, 2, 3, 4, 5, 6]
     assert list(cut.rows["val_loss"]) == pytest.approx(list(whole.rows["val_loss"]), rel=1e-5)
+
+
+@pytest.mark.usefixtures("resources_return")
+def test_a_run_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, tmp_path: Path) -> None:
+    """Its workers train on for some epochs, whose rows are in their mail only: before it is killed it takes no more of them."""
+    epochs = {"epochs": 40, "batch_size": 16, "checkpoint_every_epochs": 1, "ledger": True}
+    experiment = with_scale(scale={"workers": 2}, train=epochs)
+    code = f"import raysweep; raysweep.train({experiment!r}, storage={str(tmp_path)!r}, name='cut')"
+    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
+    driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    journal, until = tmp_path / "cut" / "journal.jsonl", time.monotonic() + 100
+    while not journal.exists() or journal.read_bytes().count(b'{"row"') < 3:
+        assert time.monotonic() < until, "no rows"
+        assert driver.poll() is None
+        time.sleep(0.02)
+    driver.send_signal(signal.SIGSTOP)
+    taken, mail = journal.read_bytes().count(b'{"row"'), tmp_path / "cut" / "trials"
+    while sum(path.read_bytes().count(b"\n") for path in mail.glob("*/mail/*/rows.jsonl")) < taken + 5:
+        assert time.monotonic() < until, "the workers wait for their driver"
+        time.sleep(0.02)
+    driver.kill()
+    driver.wait()
+    cut = raysweep.train(experiment, storage=tmp_path, name="cut", resume=True)
+    told = [event["epoch"] for event in read_events(journal) if event["event"] == "row"]
+    assert told == list(range(1, 41)), "each epoch once"
+    whole = raysweep.train({**experiment, "scale": {"workers": 1}}, storage=tmp_path, name="whole", local=True)
+    assert list(cut.rows["val_loss"]) == pytest.approx(list(whole.rows["val_loss"]), rel=1e-5)
+    (trial,) = (tmp_path / "cut" / "trials").iterdir()
+    report = ledger.check(ledger.committed(trial), range(1, 41))
+    assert (report.lost, report.repeated) == (0, 0)
