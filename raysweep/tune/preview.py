@@ -21,7 +21,7 @@ from raysweep.tune.cost.left import what_for
 from raysweep.tune.cost.sizes import Cost
 from raysweep.tune.engine import check_workers
 from raysweep.tune.plan import Plan, PlannedTrial
-from raysweep.tune.resume import Past, PastTrial, Work, found, is_over
+from raysweep.tune.resume import Past, PastTrial, Work, found
 from raysweep.tune.shares import fair_shares
 
 
@@ -96,7 +96,7 @@ def preview_sweep(
     for note in plan.notes:
         say(f"note: {note}")
     limit, scale = sweep.search.max_concurrent, sweep.experiment.scale
-    nothing_left = past is not None and is_over(plan, past, todo)
+    nothing_left = past is not None and not todo.to_run and len(plan.trials) >= plan.num_planned
     if running_cluster() is None:
         here = available_here()
         allocation = allocate(scale, here, share_cpus=False)

@@ -87,16 +87,13 @@ class SweepRecorder:
             finite = [value for value in values if value is not None]
             state.epoch, state.attempts = known.last_epoch, known.attempts
             state.value, state.best = (values or [None])[-1], better(finite) if finite else None
-            if trial.key not in self._to_run:
+            if trial.key not in self._to_run and known.status:
                 state.status, state.reason = known.status, known.reason
-            self._count(state)
-            if self._epochs_before == self.plan.sweep.experiment.train.epochs:
-                return  # the journal has it as it is
-        else:
-            self._count(state)
+        self._count(state)
         epochs = self.plan.sweep.experiment.train.epochs
-        fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
-        self._journal.event("trial", durable=False, trial=trial.number, **fields)
+        if known is None or self._epochs_before != epochs:  # else the journal has it as it is
+            fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
+            self._journal.event("trial", durable=False, trial=trial.number, **fields)
         if trial.infeasible and not state.has_ended:
             self._end(state, "infeasible", {"text": trial.infeasible}, durable=False)
 

@@ -194,8 +194,9 @@ def work(plan: Plan, past: Past | None, retry_failed: bool) -> Work:
 
 
 def is_over(plan: Plan, past: Past, found: Work) -> bool:
-    """Whether a sweep has nothing left to train, to think of, or to write down."""
-    return not found.to_run and len(plan.trials) >= plan.num_planned and not past.untold
+    """Whether a sweep has nothing left to train, to think of, or to write down: also what cannot be trained has its end."""
+    is_told = all(trial.key in past.trials and past.trials[trial.key].status for trial in plan.trials)
+    return not found.to_run and len(plan.trials) >= plan.num_planned and is_told and not past.untold
 
 
 def stands(known: PastTrial, epochs: int, retry_failed: bool = False) -> bool:
