@@ -71,7 +71,8 @@ class SweepRecorder:
         self._best: TrialState | None = None
         self.why_ended = ""
         self.device_seconds = past.device_seconds if past else 0.0
-        self.contest = [d for d in (past.decisions if past else ()) if d.get("rule") == CONTENDERS]
+        self._decisions = past.decisions if past else []
+        self.contest = [d for d in self._decisions if d.get("rule") == CONTENDERS]
         self._past = past.trials if past else {}
         self._to_run = set(to_run)
         self._epochs_before = past.sweep.experiment.train.epochs if past else 0
@@ -178,8 +179,10 @@ class SweepRecorder:
             self.contest.append({"trial": number, **decision})
 
     def stopped(self, number: int, reason: dict[str, Any]) -> None:
-        """A scheduler stops a trial by what it had told before a restart."""
-        self.decided(number, {"action": "stop", **reason})
+        """A scheduler stops a trial by what it had told before a restart; the journal may have the decision, without the end."""
+        decision = {"action": "stop", **reason}
+        if not any(told["trial"] == number and decision.items() <= told.items() for told in self._decisions):
+            self.decided(number, decision)
         self._end(self.states[number], "stopped", reason)
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:

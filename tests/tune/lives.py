@@ -253,8 +253,9 @@ def events(storage: Path, *names: str, sweep: str = "s") -> list[dict[str, Any]]
     return [e for e in read_events(journal) if not names or e["event"] in names] if journal.exists() else []
 
 
-def cut(storage: Path, text: str, sweep: str = "s") -> None:
-    """Kill the driver just before it wrote the last line that begins with a text."""
+def cut(storage: Path, text: str, after: bool = False, sweep: str = "s") -> None:
+    """Kill the driver just before, or just after, it wrote the last line that begins with a text."""
     journal = storage / sweep / "journal.jsonl"
     content = journal.read_bytes()
-    journal.write_bytes(content[: content.rindex(b"\n" + text.encode()) + 1])
+    place = content.rindex(b"\n" + text.encode()) + 1
+    journal.write_bytes(content[: content.index(b"\n", place) + 1 if after else place])

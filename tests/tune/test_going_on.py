@@ -56,3 +56,19 @@ def test_what_cannot_be_trained_is_told_so_where_the_driver_died_before_its_end_
     assert statuses(tmp_path) == ["completed", "infeasible"]
     assert [e["trial"] for e in events(tmp_path, "trial")] == [0, 1]
     assert life(deeper, tmp_path, world) == "over"
+
+
+# --- Decisions --------------------------------------------------------------------------------------------------------
+
+HALVING = tree(space={"optim.lr": {"grid": [1e-4, 1e-3, 1e-2, 1e-1]}}, scheduler={"name": "asha", "reduction_factor": 2})
+
+
+def test_a_stop_is_told_once_where_the_driver_died_between_the_decision_and_the_end(tmp_path: Path) -> None:
+    world = World()
+    life(HALVING, tmp_path, world)
+    decisions, trained = events(tmp_path, "decision"), len(world.trained)
+    cut(tmp_path, '{"event":"decision"', after=True)
+    assert life(HALVING, tmp_path, world) == "completed"
+    assert events(tmp_path, "decision") == decisions
+    assert statuses(tmp_path).count("stopped") == len(decisions) >= 2
+    assert len(world.trained) == trained
