@@ -92,7 +92,7 @@ class SweepRecorder:
                 state.status, state.reason = known.status, known.reason
         self._count(state)
         epochs = self.plan.sweep.experiment.train.epochs
-        if known is None or self._epochs_before != epochs:  # else the journal has it as it is
+        if known is None or known.overrides != trial.overrides or self._epochs_before != epochs:  # else the journal has it so
             fields = {"key": trial.key, "overrides": trial.overrides, "epochs": epochs, "parameters": trial.model.parameters}
             self._journal.event("trial", durable=False, trial=trial.number, **fields)
         if trial.infeasible and not state.has_ended:

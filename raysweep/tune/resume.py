@@ -26,7 +26,7 @@ class PastTrial:
     """What the journal knows of one trial.
 
     Attributes:
-        number, key, overrides: as it was planned.
+        number, key, overrides: as it was planned, the last time.
         rows: by epoch; the one told last.
         status: how it ended; "" where it has not.
         reason: of the end.
@@ -107,8 +107,10 @@ def read_past(directory: SweepDirectory) -> Past | None:
         name = event.pop("event")
         if name == "start":
             start = event
-        elif name == "trial" and event["trial"] not in by_number:
-            by_number[event["trial"]] = PastTrial(event["trial"], event["key"], event["overrides"])
+        elif name == "trial":
+            # It may be planned again, by a sweep with more epochs or in whose space the same training has other settings.
+            known = by_number.setdefault(event["trial"], PastTrial(event["trial"], event["key"], event["overrides"]))
+            known.overrides = event["overrides"]
         elif name == "population":
             population.append(event)
             by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on

@@ -72,3 +72,20 @@ def test_a_stop_is_told_once_where_the_driver_died_between_the_decision_and_the_
     assert events(tmp_path, "decision") == decisions
     assert statuses(tmp_path).count("stopped") == len(decisions) >= 2
     assert len(world.trained) == trained
+
+
+# --- A space that changes ---------------------------------------------------------------------------------------------
+
+
+def test_a_setting_that_is_added_and_seeds_make_one_configuration_of_what_is_the_same_training(tmp_path: Path) -> None:
+    world, lr = World(), {"optim.lr": {"grid": [1e-3, 1e-2]}}
+    life(tree(space=lr), tmp_path, world)
+    wider = tree(space={**lr, "model.dropout": {"grid": [0.0, 0.1]}}, search={"seeds": 2})
+    life(wider, tmp_path, world)
+    found = results.load(tmp_path / "s")
+    assert sorted(found.configurations["seeds"]) == [2, 2, 2, 2]
+    assert sorted(found.trials["dropout"]) == [0.0] * 4 + [0.1] * 4, "the first trials had none, as they were planned"
+    planned = len(events(tmp_path, "trial"))
+    assert life(wider, tmp_path, world) == "over"
+    life({**wider, "search": {"seeds": 3}}, tmp_path, world)
+    assert len(events(tmp_path, "trial")) == planned + 4, "only what is new"
