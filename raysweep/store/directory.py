@@ -6,8 +6,10 @@ What the files hold is written by journal.py (journal), train/checkpoint.py (che
 from __future__ import annotations
 
 import fcntl
+import glob
 import json
 import os
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -79,12 +81,14 @@ class SweepDirectory:
     def create(cls, storage: Path, name: str) -> SweepDirectory:
         """Make `storage/name`, or `name-2`, `name-3`, ... where that exists: nothing is ever written over.
 
+        A sweep's new directory has a higher number than its others, also where some between were deleted.
+
         Raises:
             StoreError: the directory cannot be made.
         """
         try:
             storage.mkdir(parents=True, exist_ok=True)
-            number = 1
+            number = 1 + max((_number(other.path, name) for other in directories_of(storage, name)), default=0)
             while True:
                 path = storage / (name if number == 1 else f"{name}-{number}")
                 try:
@@ -164,9 +168,32 @@ class SweepDirectory:
         return dict(manifest)
 
 
-def newest_directory(storage: Path, name: str) -> SweepDirectory | None:
-    """`storage/name`, or the newest of `name-2`, `name-3`, ... that follow it without a gap; None where there is none."""
-    newest, number = None, 1
-    while (path := storage / (name if number == 1 else f"{name}-{number}")).is_dir():
-        newest, number = path, number + 1
-    return SweepDirectory(newest.resolve()) if newest else None
+def directories_of(storage: Path, name: str) -> list[SweepDirectory]:
+    """A sweep's directories in a storage, newest first: `name`, and those of `name-2`, ... that are not another sweep's.
+
+    A sweep can itself be called `name-2`.
+    """
+    found = numbered_directories(storage, name)
+    return [own for own in found if own.path.name == name or _sweep_name(own.journal) == name]
+
+
+def numbered_directories(storage: Path, name: str) -> list[SweepDirectory]:
+    """`storage/name`, `name-2`, ..., as far as they are there, newest first; whatever they hold."""
+    found = [path for path in storage.glob(f"{glob.escape(name)}*") if path.is_dir() and _number(path, name)]
+    return [SweepDirectory(path.resolve()) for path in sorted(found, key=lambda path: _number(path, name), reverse=True)]
+
+
+def _number(path: Path, name: str) -> int:
+    """Which directory of a sweep it is by its own name; 0: none."""
+    match = re.fullmatch(rf"{re.escape(name)}(?:-([1-9][0-9]*))?", path.name)
+    return 0 if match is None else int(match[1] or 1)
+
+
+def _sweep_name(journal: Path) -> str | None:
+    """The name of the sweep whose journal it is; None where it is no sweep's."""
+    try:
+        with journal.open("rb") as file:
+            sweep = json.loads(file.readline()).get("sweep")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return str(sweep.get("name", "sweep")) if isinstance(sweep, dict) else None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from raysweep.errors import ConfigError, StoreError
 from raysweep.experiment import Experiment, difference
-from raysweep.store.directory import SweepDirectory, newest_directory
+from raysweep.store.directory import SweepDirectory, numbered_directories
 from raysweep.store.journal import read_events
 from raysweep.train.prepare import Prepared
 
@@ -84,32 +85,33 @@ def read_run(directory: SweepDirectory) -> Earlier | None:
     return found
 
 
-def newest_run(storage: Path, name: str) -> Earlier | None:
-    """The newest run of a name, None where there is none.
+def runs(storage: Path, name: str) -> Iterator[Earlier]:
+    """The runs of a name, newest first.
 
     Raises:
-        StoreError: its journal is damaged.
+        StoreError: the journal of one is damaged.
     """
-    directory = newest_directory(storage, name)
-    return read_run(directory) if directory else None
+    return filter(None, map(read_run, numbered_directories(storage, name)))
 
 
 def run_to_resume(storage: Path, name: str, prepared: Prepared) -> Earlier:
-    """The newest run of a name, to go on with.
+    """The newest run of a name, with these images and settings, to go on with; epochs and workers may differ.
 
     Raises:
-        StoreError: there is none, or its journal is damaged.
-        ConfigError: it trains other images or settings; epochs and workers may differ.
+        StoreError: there is no run of that name, or its journal is damaged.
+        ConfigError: each trains other images or settings.
     """
-    earlier = newest_run(storage, name)
-    if earlier is None:
+    newest: Earlier | None = None
+    for earlier in runs(storage, name):
+        if earlier.key == prepared.key:
+            return earlier
+        newest = newest or earlier
+    if newest is None:
         raise StoreError(f"there is no run to go on with in {storage / name}; leave out --resume, or set --storage and --name")
-    if earlier.key != prepared.key:
-        raise ConfigError(
-            f"{earlier.directory.path.name}/ is another run: {_why_other(earlier, prepared)}; "
-            "leave out --resume to start a new one, or set --name"
-        )
-    return earlier
+    raise ConfigError(
+        f"{newest.directory.path.name}/ is another run: {_why_other(newest, prepared)}; "
+        "leave out --resume to start a new one, or set --name"
+    )
 
 
 def _why_other(earlier: Earlier, prepared: Prepared) -> str:

@@ -23,7 +23,7 @@ from raysweep.experiment import Experiment
 from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
 from raysweep.store.journal import JournalWriter
 from raysweep.train import checkpoint
-from raysweep.train.again import Earlier, newest_run, run_to_resume
+from raysweep.train.again import Earlier, run_to_resume, runs
 from raysweep.train.attempts import Event
 from raysweep.train.evaluate import example_images
 from raysweep.train.here import fit_here
@@ -109,7 +109,7 @@ def run(
 
 def _say_what_could_go_on(storage: Path, name: str, prepared: Prepared, say: Say) -> None:
     try:
-        newest = newest_run(storage, name)
+        newest = next(runs(storage, name), None)
     except RaysweepError:
         return  # whatever it is, nobody asked to go on with it
     is_same = newest is not None and newest.key == prepared.key

@@ -105,6 +105,17 @@ class Plan:
             self._checked[looked_at] = check_model(experiment, dataset), code_fingerprint(experiment.model)
         return self._checked[looked_at]
 
+    def _trained(self, overrides: Mapping[str, Any]) -> tuple[Experiment, ModelFacts, str]:
+        """What a trial trains, and its key."""
+        experiment = self.experiment(overrides)
+        model, code = self.check(experiment)
+        key = trial_key(experiment, self.dataset(experiment).fingerprint, code)
+        return experiment, model, member_key(key, self.sweep) if self.sweep.scheduler.name == "pbt" else key
+
+    def key(self, overrides: Mapping[str, Any]) -> str:
+        """The key that a trial would have; raises as add()."""
+        return self._trained(overrides)[2]
+
     def add(self, overrides: Mapping[str, Any]) -> PlannedTrial | None:
         """Plan one more trial; None where the same one is planned already.
 
@@ -113,16 +124,11 @@ class Plan:
         """
         if broken := self.rules.broken(overrides):
             raise ConfigError(broken)
-        experiment = self.experiment(overrides)
-        dataset = self.dataset(experiment)
-        model, code = self.check(experiment)
-        key = trial_key(experiment, dataset.fingerprint, code)
-        if self.sweep.scheduler.name == "pbt":
-            key = member_key(key, self.sweep)
+        experiment, model, key = self._trained(overrides)
         if key in self._keys:
             return None
         # The values as they were understood, so that "1e-3" and 0.001 look alike in every table.
-        shown = {name: _plain(experiment.get(name)) for name in overrides}
+        shown = {name: as_listed(experiment.get(name)) for name in overrides}
         return self._append(PlannedTrial(self._number(key), key, shown, model))
 
     def add_infeasible(self, overrides: Mapping[str, Any], why: str) -> PlannedTrial | None:
@@ -143,7 +149,8 @@ class Plan:
         return trial
 
 
-def _plain(value: Any) -> Any:
+def as_listed(value: Any) -> Any:
+    """A setting's value as overrides have it."""
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from raysweep.config import Sweep
 from raysweep.errors import ConfigError
-from raysweep.experiment import difference
-from raysweep.store.directory import SweepDirectory, newest_directory
+from raysweep.store.directory import SweepDirectory, directories_of
 from raysweep.store.journal import read_events
 from raysweep.sweep_settings import LISTED
 from raysweep.tune.contest import go_on
-from raysweep.tune.plan import Plan, PlannedTrial, make_plan
+from raysweep.tune.own import is_in
+from raysweep.tune.plan import Plan, PlannedTrial, as_listed, make_plan
 from raysweep.tune.seeds import add_seeds
+from raysweep.tune.which import why_other
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
 """Ends that stand; an interrupted trial, or one whose sweep was killed or out of budget, goes on."""
@@ -134,27 +135,15 @@ def read_past(directory: SweepDirectory) -> Past | None:
     return Past(directory, sweep, start.get("data") or {}, size, trials, told, population, decisions)
 
 
-def why_other(past: Past, plan: Plan) -> str:
-    """Why a plan's trials cannot stand beside those of a journal; "" where they can: same images, same settings around the space.
-
-    A setting that either sweep varies may differ: it is part of each trial's key.
-    """
-    if past.data.get("fingerprint") != plan.prepared.facts["fingerprint"]:
-        return f"the images differ ({past.data.get('fingerprint')}, now {plan.prepared.facts['fingerprint']})"
-    if past.sweep.objective != plan.sweep.objective:
-        return f"the objective differs ({past.sweep.objective.metric}, now {plan.sweep.objective.metric})"
-    return difference(past.sweep.experiment, plan.sweep.experiment, {*past.sweep.space, *plan.sweep.space})
-
-
 def adopt(plan: Plan, past: Past) -> None:
     """Give the plan's trials the numbers that they have in the journal, and new ones the numbers that follow.
 
-    A plan that a searcher fills starts with the journal's trials.
+    A plan that a searcher fills starts with the journal's trials, or it could think of one of them again.
     """
     if plan.sweep.search.algorithm not in LISTED:
         for old in sorted(past.trials.values(), key=lambda t: t.number):
-            if plan.rules.holds(old.overrides):
-                _add_again(plan, old)
+            if (point := _point(plan, old)) is not None:
+                _add_again(plan, point)
     following = max((t.number for t in past.trials.values()), default=-1) + 1
     for place, trial in enumerate(plan.trials):
         known = past.trials.get(trial.key)
@@ -164,12 +153,28 @@ def adopt(plan: Plan, past: Past) -> None:
     plan.goes_on({t.key: t.number for t in past.trials.values()}, following)
 
 
-def _add_again(plan: Plan, old: PastTrial) -> None:
+def _point(plan: Plan, old: PastTrial) -> dict[str, Any] | None:
+    """What a trial of the journal's is in the plan's space: a setting it was not given has the experiment's own value.
+
+    None where the space does not have it.
+    """
+    if plan.rules.holds(old.overrides):
+        return old.overrides
+    try:
+        trained = plan.experiment(old.overrides)
+        point = plan.rules.choose(lambda key: as_listed(trained.get(key)))
+        is_held = all(key in old.overrides or is_in(plan.sweep.space[key], value) for key, value in point.items())
+        return point if is_held and plan.rules.holds(point) and plan.key(point) == old.key else None
+    except ConfigError:
+        return None
+
+
+def _add_again(plan: Plan, overrides: dict[str, Any]) -> None:
     """Plan a trial of the journal's; what cannot be trained takes no place of one that can."""
     try:
-        plan.add(old.overrides)
+        plan.add(overrides)
     except ConfigError as error:
-        if plan.add_infeasible(old.overrides, str(error)) is not None:
+        if plan.add_infeasible(overrides, str(error)) is not None:
             plan.make_room()
 
 
@@ -249,12 +254,14 @@ def _play_contest(plan: Plan, past: Past, retry_failed: bool) -> None:
 
 
 def _past(storage: Path, plan: Plan, say: Callable[[str], None]) -> Past | None:
-    """The sweep to go on with, or None where there is none of these images and settings."""
-    directory = newest_directory(storage, plan.sweep.name)
-    past = read_past(directory) if directory else None
-    if past is None:
-        return None
-    why = why_other(past, plan)
-    if why:
-        say(f"{past.directory.path.name}/ is another sweep: {why}; starting a new one beside it")
-    return None if why else past
+    """The newest sweep of this name, images and settings; None where there is none."""
+    whys: list[str] = []
+    for directory in directories_of(storage, plan.sweep.name):
+        past = read_past(directory)
+        why = why_other(past, plan) if past else ""
+        if past is not None and not why:
+            return past
+        whys += [f"{directory.path.name}/ is another sweep: {why}; starting a new one beside it"] if why else []
+    if whys:
+        say(whys[0])
+    return None

@@ -152,6 +152,13 @@ def test_other_settings_or_images_are_another_run(tmp_path: Path, change: dict[s
     assert (tmp_path / "train" / "journal.jsonl").read_bytes() == before
 
 
+def test_settings_that_are_changed_back_find_their_run(tmp_path: Path) -> None:
+    train(tiny(3), tmp_path, resume=False, stop_after=1)
+    train(tiny(3, optim={"lr": 0.5}), tmp_path, resume=False, stop_after=2)
+    assert train(tiny(3), tmp_path)[0] == "going on: train/ was interrupted after epoch 1 of 3"
+    assert train(tiny(3, optim={"lr": 0.5}), tmp_path)[0] == "going on: train-2/ was interrupted after epoch 2 of 3"
+
+
 def test_workers_may_differ(tmp_path: Path) -> None:
     train(tiny(3), tmp_path, resume=False, stop_after=1)
     assert epochs(train(tiny(3, scale={"workers": [1, 2]}), tmp_path)) == [2, 3]

@@ -18,7 +18,7 @@ from raysweep.store.journal import JournalWriter, plain, read_events
 from raysweep.tune.callback import SweepEnd
 from raysweep.tune.own import fault, raise_fault
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import check_unchanged, found, is_over
+from raysweep.tune.resume import found, is_over
 from raysweep.tune.schedulers import RecordingScheduler
 from raysweep.tune.search import searcher
 from raysweep.tune.tuning import replayed
@@ -168,7 +168,7 @@ def life(
     if past is not None:
         if is_over(plan, past, todo):
             return "over"
-        check_unchanged(past)
+        past.directory.check_unchanged(past.size)
     directory = past.directory if past else SweepDirectory.create(storage, sweep.name)
     with closing(MortalJournal(directory.journal)) as journal:
         journal.bytes_left = dies_after

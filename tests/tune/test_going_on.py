@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from lives import World, cut, events, life
 
 from raysweep.store import results
@@ -89,3 +91,92 @@ def test_a_setting_that_is_added_and_seeds_make_one_configuration_of_what_is_the
     assert life(wider, tmp_path, world) == "over"
     life({**wider, "search": {"seeds": 3}}, tmp_path, world)
     assert len(events(tmp_path, "trial")) == planned + 4, "only what is new"
+
+
+SEARCHED = {"optim.lr": {"choice": [1e-3, 1e-2, 1e-1]}}
+
+
+DROPOUT = {"model.dropout": {"choice": [0.0, 0.1]}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "num_trained"),
+    [
+        pytest.param(SEARCHED, {**SEARCHED, **DROPOUT}, 6, id="a setting more"),
+        pytest.param({**SEARCHED, **DROPOUT}, SEARCHED, 6, id="a setting less"),
+        pytest.param(
+            {**SEARCHED, **DROPOUT},
+            {**SEARCHED, "model.dropout": {"choice": [0.0, 0.1], "when": "optim.lr < 0.05"}},
+            6,
+            id="a condition more",
+        ),
+        pytest.param(
+            SEARCHED, {**SEARCHED, "model.dropout": {"choice": [0.1, 0.2]}}, 9, id="a setting more, without its old value"
+        ),
+    ],
+)
+def test_a_search_that_learns_never_thinks_of_a_trial_again(
+    before: dict[str, Any], after: dict[str, Any], num_trained: int, tmp_path: Path
+) -> None:
+    world = World()
+    life(tree(space=before, search={"algorithm": "tpe", "num_samples": 6}), tmp_path, world)
+    life(tree(space=after, search={"algorithm": "tpe", "num_samples": 20}), tmp_path, world)
+    runs = [e["trial"] for e in events(tmp_path, "run")]
+    assert sorted(runs) == list(range(num_trained)), "each trial ran once"
+
+
+def test_settings_of_the_images_that_are_swept_are_no_other_images(tmp_path: Path) -> None:
+    world = World()
+    life(tree(space={"data.count": {"grid": [50, 100]}}), tmp_path, world)
+    life(tree(space={"data.count": {"grid": [30, 50, 100]}}), tmp_path, world)
+    assert [e["trial"] for e in events(tmp_path, "run")] == [0, 1, 2]
+    life(tree(space={"data.count": {"grid": [30, 50, 100]}}, experiment__data__source="photos"), tmp_path, world)
+    assert len(events(tmp_path, "run", sweep="s-2")) == 3, "these are others"
+
+
+# --- Which directory --------------------------------------------------------------------------------------------------
+
+OTHER = tree(experiment__train__batch_size=16)
+
+
+def names(storage: Path) -> list[str]:
+    return sorted(path.name for path in storage.iterdir())
+
+
+def test_a_setting_that_is_changed_and_changed_back_finds_what_was_trained(tmp_path: Path) -> None:
+    world = World()
+    for settings in (tree(), OTHER):
+        assert life(settings, tmp_path, world) == "completed"
+    assert names(tmp_path) == ["s", "s-2"]
+    for settings in (tree(), OTHER):
+        assert life(settings, tmp_path, world) == "over"
+    assert life(tree(experiment__train__batch_size=8), tmp_path, world) == "completed"
+    assert names(tmp_path) == ["s", "s-2", "s-3"]
+
+
+def test_a_sweep_that_is_called_like_another_ones_second_directory_is_not_mixed_with_it(tmp_path: Path) -> None:
+    world, second = World(), tree(name="s-2", space={"optim.lr": {"grid": [0.5]}})
+    for settings in (tree(), second):
+        assert life(settings, tmp_path, world) == "completed"
+    for settings in (tree(), second):
+        assert life(settings, tmp_path, world) == "over"
+    assert life(OTHER, tmp_path, world) == "completed"
+    assert names(tmp_path) == ["s", "s-2", "s-3"]
+    assert life(OTHER, tmp_path, world) == life(tree(), tmp_path, world) == life(second, tmp_path, world) == "over"
+
+
+def test_a_directory_that_was_deleted_hides_no_other(tmp_path: Path) -> None:
+    world = World()
+    for settings in (tree(), OTHER, tree(experiment__train__batch_size=8)):
+        life(settings, tmp_path, world)
+    shutil.rmtree(tmp_path / "s")
+    shutil.rmtree(tmp_path / "s-2")
+    assert life(tree(experiment__train__batch_size=8), tmp_path, world) == "over"
+    life(tree(), tmp_path, world)
+    assert names(tmp_path) == ["s-3", "s-4"], "the newer one has the higher number"
+
+
+def test_a_directory_that_was_renamed_with_its_sweep_is_gone_on_with(tmp_path: Path) -> None:
+    life(tree(), tmp_path, World())
+    (tmp_path / "s").rename(tmp_path / "t")
+    assert life(tree(name="t"), tmp_path, World()) == "over"

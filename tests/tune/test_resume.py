@@ -16,14 +16,15 @@ from hypothesis import strategies as st
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store import results
-from raysweep.store.directory import SweepDirectory, newest_directory
+from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.tune.describe import describe
 from raysweep.tune.optuna_search import OptunaSearcher
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
-from raysweep.tune.resume import Past, adopt, read_past, why_other, work
+from raysweep.tune.resume import Past, adopt, read_past, work
 from raysweep.tune.schedulers import RecordingScheduler
+from raysweep.tune.which import why_other
 
 BASE: dict[str, Any] = {
     "name": "s",
@@ -145,16 +146,6 @@ def test_scale_and_budget_are_no_difference(past: Past) -> None:
         experiment__scale={"workers": 2}, experiment__train={"epochs": 9, "checkpoint_every_s": 5}, budget={"wall_time_s": 9}
     )
     assert why_other(past, make_plan(other)) == ""
-
-
-def test_the_newest_of_several_directories_is_gone_on_with(tmp_path: Path) -> None:
-    assert newest_directory(tmp_path, "s") is None
-    for name in ("s", "s-2", "s-4"):
-        (tmp_path / name).mkdir()
-    found = newest_directory(tmp_path, "s")
-    assert found is not None
-    assert found.path.name == "s-2", "s-4 follows a gap: it is somebody else's"
-    assert read_past(found) is None
 
 
 def test_a_committed_row_is_never_told_again_and_an_end_stands(past: Past) -> None:
