@@ -45,7 +45,8 @@ class Audit:
         """Whether a trial that is stopped at an epoch runs on; from then on its rows are hidden."""
         if key not in self._epochs and not (may_begin and is_drawn(key, self._seed, self._share)):
             return False
-        self._epochs.setdefault(key, epoch)
+        # Earlier than it was told, where the rule is another one now.
+        self._epochs[key] = min(epoch, self._epochs.get(key, epoch))
         return True
 
     def __contains__(self, key: str) -> bool:

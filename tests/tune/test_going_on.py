@@ -180,3 +180,32 @@ def test_a_directory_that_was_renamed_with_its_sweep_is_gone_on_with(tmp_path: P
     life(tree(), tmp_path, World())
     (tmp_path / "s").rename(tmp_path / "t")
     assert life(tree(name="t"), tmp_path, World()) == "over"
+
+
+# --- Rules that change ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "epochs"),
+    [
+        ({"name": "none"}, {"name": "median", "min_samples": 1}, 6),
+        ({"name": "none"}, {"name": "median", "min_samples": 1}, 3),
+        ({"name": "median", "min_samples": 3}, {"name": "median", "min_samples": 1}, 6),
+        ({"name": "asha", "audit": 1.0, "grace_period": 2}, {"name": "asha", "reduction_factor": 1.5}, 6),
+        ({"name": "asha", "audit": 1.0, "grace_period": 3}, {"name": "hyperband", "audit": 1.0}, 6),
+        ({"name": "median", "audit": 1.0, "grace_period": 3}, {"name": "median", "min_samples": 1}, 6),
+    ],
+)
+def test_a_sweep_goes_on_with_another_rule_which_finds_rows_after_its_stops(
+    before: dict[str, Any], after: dict[str, Any], epochs: int, tmp_path: Path
+) -> None:
+    world, lrs = World(seed=3), {"optim.lr": {"grid": [1e-5, 1e-4, 1e-3, 1e-2, 1e-1]}}
+    wider = {"optim.lr": {"grid": [*lrs["optim.lr"]["grid"], 3e-1]}}
+    life(tree(space=lrs, scheduler=before, experiment__train__epochs=6), tmp_path, world, at_once=5)
+    ends, audits = events(tmp_path, "end"), [e["trial"] for e in events(tmp_path, "decision") if e["action"] == "audit"]
+    changed = tree(space=wider, scheduler=after, experiment__train__epochs=epochs)
+    assert life(changed, tmp_path, world) == "completed"
+    assert events(tmp_path, "end")[: len(ends)] == ends
+    assert len(events(tmp_path, "end")) == len(ends) + 1, "what has ended stands"
+    assert [e["trial"] for e in events(tmp_path, "decision") if e["action"] == "audit"][: len(audits)] == audits
+    assert life(changed, tmp_path, world) == "over"
