@@ -40,7 +40,7 @@ class Progress(Watcher):
         self._console = console
         self._live: Live | None = None
         self._began = time.monotonic()
-        self._attempts: dict[int, int] = {}
+        self._attempts: dict[int, int] = {}  # told so far; a trial's first one here may be the third of its life
 
     def begin(self, recorder: SweepRecorder) -> None:
         self._recorder = recorder
@@ -53,7 +53,7 @@ class Progress(Watcher):
 
     def changed(self, state: TrialState) -> None:
         # Trials that never started end together with the sweep; the report counts them.
-        if state.status == "running" and state.attempts > self._attempts.get(state.trial.number, 1):
+        if state.status == "running" and state.attempts > self._attempts.setdefault(state.trial.number, state.attempts):
             self._attempts[state.trial.number] = state.attempts
             again = f"trial {state.trial.number} ({self.settings(state)}): its process was lost; it goes on from"
             self._console.print(f"{again} epoch {state.epoch + 1}, attempt {state.attempts}", highlight=False)
@@ -76,11 +76,11 @@ class Progress(Watcher):
         metric = self._recorder.plan.sweep.objective.metric
         ended = self._recorder.num_ended
         best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}" if state.epoch else ""
-        if state.status == "failed":
+        if state.status in ("failed", "infeasible"):
             best = shortened(str(state.reason.get("text", "")), _WIDTH)
         text = f"[{ended}/{self._recorder.plan.num_planned}] trial {state.trial.number} ({self.settings(state)}): "
-        after = f" after {state.epoch} epochs" if state.epoch else " before its first epoch ended"
-        tail = f"{after}{', ' if best else ''}{best}{self._left()}"
+        after = f" after {state.epoch} epoch{'' if state.epoch == 1 else 's'}" if state.epoch else " before its first epoch ended"
+        tail = f": {best}" if state.status == "infeasible" else f"{after}{', ' if best else ''}{best}{self._left()}"
         return Text.assemble(text, (state.status, _STYLES.get(state.status, "")), tail)
 
     def _left(self) -> str:

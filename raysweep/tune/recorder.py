@@ -46,7 +46,7 @@ class SweepRecorder:
     Args:
         plan: the sweep's trials.
         journal: where events go.
-        changed: called with each state that changed.
+        changed: called with each state that changed after the planning.
         clock: seconds, for the time that is left.
         past: what the journal knew before; None for a new sweep.
         to_run: keys of the trials that run now; the others of `past` keep their ends.
@@ -61,7 +61,8 @@ class SweepRecorder:
         past: Past | None = None,
         to_run: Collection[str] = (),
     ) -> None:
-        self.plan, self._journal, self._changed, self._clock = plan, journal, changed, clock
+        self.plan, self._journal, self._clock = plan, journal, clock
+        self._changed: Callable[[TrialState], None] = lambda _state: None
         self.states: dict[int, TrialState] = {}
         self._numbers: dict[str, int] = {}
         self._began = clock()
@@ -78,6 +79,7 @@ class SweepRecorder:
         self._epochs_before = past.sweep.experiment.train.epochs if past else 0
         for trial in plan.trials:
             self._planned(trial)
+        self._changed = changed  # only now: nobody looks on yet, and what cannot be trained is in the plan's notes
 
     def _planned(self, trial: PlannedTrial) -> None:
         self.states[trial.number] = state = TrialState(trial)

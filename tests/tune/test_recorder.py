@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -121,7 +122,7 @@ def test_a_line_for_each_ended_trial_where_there_is_no_terminal(running: Running
     running.recorder.ended("id0", "completed", {})
     running.recorder.ended("id1", "failed", {"text": "why"})
     lines = running.text.getvalue().splitlines()
-    assert lines[0].startswith("[1/4] trial 0 (lr 0.001, depth 1): completed after 1 epochs, best val_loss 0.25; about")
+    assert lines[0].startswith("[1/4] trial 0 (lr 0.001, depth 1): completed after 1 epoch, best val_loss 0.25; about")
     assert lines[1].startswith("[2/4] trial 1 (lr 0.001, depth 2): failed before its first epoch ended, why")
 
 
@@ -130,6 +131,14 @@ def test_a_lost_process_is_told_with_what_it_goes_on_from(running: Running) -> N
     running.row(0, 1, 0.25)
     running.recorder.started("id0")
     assert "trial 0 (lr 0.001, depth 1): its process was lost; it goes on from epoch 2, attempt 2" in running.text.getvalue()
+
+
+def test_a_trial_of_an_earlier_start_that_goes_on_has_lost_no_process(running: Running) -> None:
+    running.recorder.states[0].attempts = 3  # as the journal has it
+    running.recorder.started("id0")
+    assert running.text.getvalue() == ""
+    running.recorder.started("id0")
+    assert "attempt 5" in running.text.getvalue()
 
 
 def test_the_live_table_shows_state_epoch_loss_and_best(sweep: Sweep, tmp_path: Path) -> None:
@@ -150,3 +159,18 @@ def test_the_live_table_shows_state_epoch_loss_and_best(sweep: Sweep, tmp_path: 
 
 def test_durations_read_like_a_clock() -> None:
     assert [duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_trial_that_cannot_be_trained_is_told_once(terminal: bool, sweep: Sweep, tmp_path: Path) -> None:
+    """What the plan knows stands in its notes, before anybody looks on; what a searcher thinks of later gets its line."""
+    deep = Sweep.from_dict({**sweep.model_dump(exclude_unset=True), "space": {"model.depth": {"grid": [1, 4]}}})
+    made = Running(deep, tmp_path, terminal)
+    assert made.recorder.num_ended == 1
+    assert "infeasible:" not in made.text.getvalue()
+    made.recorder.assigned("later", replace(made.plan.trials[1], number=2, key="k"))
+    made.progress.end()
+    made.journal.close()
+    (told,) = [line for line in made.text.getvalue().splitlines() if "trial 2" in line]
+    assert "trial 2 (depth 4): infeasible: model.depth: images of 8x8 carry at most depth 3, got 4" in told
+    assert list(results.load(tmp_path).trials["status"]) == ["unfinished", "infeasible", "infeasible"]
