@@ -175,13 +175,21 @@ def test_what_a_changed_space_does_not_hold_keeps_its_number_for_itself(algorith
     plain = {"optim.lr": {"loguniform": [1e-4, 1e-0]}}
     points = [{"optim.lr": 1e-3}, {"optim.lr": 0.1}]
     first, _ = played(sweep(plain, algorithm=algorithm, num_samples=4, start_with=points), tmp_path)
-    second, _ = played(sweep(algorithm=algorithm, num_samples=6), tmp_path)
+    with_dropout = {**SPACE, "model.dropout": {**SPACE["model.dropout"], "uniform": [0.1, 0.8]}}
+    second, _ = played(sweep(with_dropout, algorithm=algorithm, num_samples=6), tmp_path)
     found = results.load(tmp_path).trials
     high = [o for o in first if o["optim.lr"] >= 0.01]
     assert 0 < len(high) < 4
     assert len(second) == 6 - len(high), "without dropout they are trials of the new space as well"
     assert list(found["trial"]) == list(range(len(first) + len(second)))
     assert list(found["lr"]) == [o["optim.lr"] for o in first + second]
+
+
+def test_a_trial_that_had_not_a_setting_is_the_new_spaces_where_it_has_the_old_value(tmp_path: Path) -> None:
+    plain = {"optim.lr": {"loguniform": [1e-4, 1e-0]}}
+    played(sweep(plain, algorithm="tpe", num_samples=4), tmp_path)
+    second, _ = played(sweep(algorithm="tpe", num_samples=6), tmp_path)
+    assert len(second) == 2, "dropout was 0, which the new space has"
 
 
 def test_gp_learns_from_what_diverged_without_being_blinded(tmp_path: Path) -> None:
