@@ -120,12 +120,6 @@ def test_a_ray_of_another_program_is_left_alone(run: Run, tmp_path: Path, monkey
     refused(run("tune"), tmp_path, "another program runs its own Ray", "ray start --head")
 
 
-def test_a_population_goes_to_no_uri(run: Run, tmp_path: Path) -> None:
-    sets = ["scheduler.name=pbt", "space.optim.lr={loguniform: [1e-4, 1e-1]}", "search.algorithm=random"]
-    options = [option for setting in sets for option in ("--set", setting)]
-    refused(run("tune", *options, "--storage", f"file://{tmp_path}/there"), tmp_path, "scheduler.name pbt", "set storage to")
-
-
 def test_all_mistakes_come_at_once(run: Run, tmp_path: Path) -> None:
     result = run("train", "--set", "optim.lr=-1", "--set", "model.dept=3", "--set", "train.epochs=0")
     refused(result, tmp_path, "3 mistakes", "optim.lr", "model.dept", "nearest: depth", "train.epochs")

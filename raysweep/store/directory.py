@@ -22,6 +22,7 @@ from raysweep.errors import StoreError
 
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
+COPIED = "clone"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -48,6 +49,11 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def copied(trial: Path, generation: int) -> Path:
+    """The folder with the checkpoint that a population's member copies after a generation, in its trial's directory."""
+    return trial / f"{COPIED}-{generation}"
 
 
 def check_storage(storage: Path) -> None:

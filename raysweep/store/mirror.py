@@ -2,7 +2,8 @@
 
 The order of writing keeps each moment's copy good to go on from. A checkpoint counts when its marker is there, and the marker is
 sent after the rows that the checkpoint builds on; best.pt and the checkpoint itself are sent before the journal may tell of the
-trial's end. A copy is at most a few seconds behind.
+trial's end. What a population's member copies is sent before the journal may tell of it, and stays until the journal tells of
+the next one. A copy is at most a few seconds behind.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from raysweep.store.directory import SweepDirectory
+from raysweep.store.directory import COPIED, SweepDirectory, copied
 from raysweep.store.lease import RENEWED_EVERY_S, Lease, LostLease
 from raysweep.store.objects import ObjectStore, told
 from raysweep.store.parts import FOLDER, PART_BYTES, Part, chain, part
@@ -26,6 +27,7 @@ _LONGEST_WAIT_S = 60.0
 GIVE_UP_AFTER_S = 60.0
 """How long the end of a sweep waits for a store that cannot be reached."""
 _CHECKPOINT = re.compile(r"ckpt-(\d+)\.(pt|json)")
+_COPY = re.compile(rf"trials/([^/]+)/{COPIED}-(\d+)")
 _KEPT = ("best.pt", "samples.npz")
 
 
@@ -133,14 +135,16 @@ class Mirror:
         everything = everything or not self._has_sent_everything
         # Listed before the journal is read, so that the rows which a checkpoint builds on are among those that are sent.
         listed = self._changed(self._keys() if everything else self._tail.running)
-        end = self._tail.read()
-        listed |= self._changed(self._tail.just_ended)
+        end = self._send_copies()
+        # Their markers wait for the next round: one that copies after its end could have gone on since the journal was read.
+        listed |= {name: path for name, path in self._changed(self._tail.just_ended).items() if not name.endswith(".json")}
         if listed:
             self._lease.check()
         markers = {name: path for name, path in listed.items() if name.endswith(".json")}
         for name in listed.keys() - markers.keys():
             self._send_file(name, listed[name])
         self._send_journal(end)
+        self._delete_older_copies()
         for name, path in markers.items():
             self._send_file(name, path)
             self._delete_older(name)
@@ -184,6 +188,36 @@ class Mirror:
                     found[f"trials/{key}/{name}"] = folder / name
         return found
 
+    def _send_copies(self) -> int:
+        """Read the journal, and send what it tells that members of a population copied; the bytes that were read in all.
+
+        With their best.pt: what a member trained before cannot be trained again.
+        """
+        done: dict[str, int] = {}
+        end = self._tail.read()
+        # Again after sending: a copy is deleted as soon as the journal has the next one of that member.
+        while new := {key: n for key, n in self._tail.copied.items() if done.get(key) != n}:
+            self._lease.check()
+            for key, generation in new.items():
+                trial = self._directory.trial(key)
+                files = sorted(copied(trial, generation).glob("*"), key=lambda path: path.suffix == ".json")
+                for path in (trial / "best.pt", *files):
+                    name = path.relative_to(self._directory.path).as_posix()
+                    if self._sent.is_new(name, path):
+                        self._send_file(name, path)
+            done |= new
+            end = self._tail.read()
+        return end
+
+    def _delete_older_copies(self) -> None:
+        newest = self._tail.copied
+        for folder in list(self._remote) if newest else ():
+            match = _COPY.fullmatch(folder)
+            if match and int(match[2]) < newest.get(match[1], 0):
+                for name in sorted(self._remote[folder]):  # .json before .pt
+                    self._delete(name)
+                del self._remote[folder]
+
     def _send_file(self, name: str, path: Path) -> None:
         try:
             stamped = stamp(path)
@@ -202,7 +236,9 @@ class Mirror:
             start = 0 if before is None else before.start if grows else before.end
             with self._directory.journal.open("rb") as file:
                 file.seek(start)
-                content = file.read(min(end - start, 2 * PART_BYTES))
+                # In one piece where it tells of copies: only those of its end are here. Else of whole lines.
+                content = file.read(end - start if self._tail.copied else min(end - start, 2 * PART_BYTES))
+                content += file.readline() if start + len(content) < end else b""
             self._lease.check()
             self._part = part(start, content)
             try:
@@ -222,6 +258,9 @@ class Mirror:
         for name in sorted(self._remote[folder]):  # .json before .pt
             match = _CHECKPOINT.fullmatch(name.rpartition("/")[2])
             if match and int(match[1]) < int(newest[1]) and not (self._directory.path / name).exists():
-                self._store.delete(name)
-                self._remote[folder].discard(name)
-                self._sent.drop(name)
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        self._store.delete(name)
+        self._remote[name.rpartition("/")[0]].discard(name)
+        self._sent.drop(name)

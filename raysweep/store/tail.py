@@ -15,6 +15,7 @@ class Tail:
         end: bytes that were read, all of them whole lines.
         running: keys of trials that run, or have ended a minute ago at most: one that a scheduler stops saves after that.
         just_ended: keys of trials whose end was among what was read last.
+        copied: keys of trials that copied another one's weights in what was read last, and the newest generation of each.
     """
 
     def __init__(self, journal: Path) -> None:
@@ -24,6 +25,7 @@ class Tail:
         self.end = 0
         self.running: set[str] = set()
         self.just_ended: set[str] = set()
+        self.copied: dict[str, int] = {}
 
     def read(self) -> int:
         """Read what is new; the bytes that were read in all."""
@@ -53,11 +55,14 @@ class Tail:
         elif name == "end":
             self.just_ended.add(key)
             self._left[key] = _LINGERS
+        elif name == "population":
+            self.copied[key] = int(str(event["generation"]))
 
     def settled(self) -> None:
         """What has ended is sent: it is looked at for a while yet, and then no more."""
         self.running |= self.just_ended & self._left.keys()
         self.just_ended.clear()
+        self.copied.clear()
         for key in list(self._left):
             self._left[key] -= 1
             if self._left[key] <= 0:

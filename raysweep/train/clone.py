@@ -1,7 +1,7 @@
-"""Weights that move from one trial to another one: the donor's checkpoint is offered by the driver, and taken by the trial.
+"""Weights that move from trial to trial: the donor's checkpoint is offered by the driver, and taken by the trial.
 
-`clone/` in a trial's directory holds what it has yet to take; it goes when the trial's own checkpoint is written, so a crash
-in between is done again.
+`clone-G/` in a trial's directory holds what it copies after generation G. It stays until the trial copies again, for it is what
+the trial begins with: one whose own checkpoints are lost, or were not sent to a store yet, begins there anew.
 """
 
 from __future__ import annotations
@@ -16,12 +16,29 @@ import torch
 
 from raysweep.errors import CheckpointError
 from raysweep.experiment import Experiment
+from raysweep.store.directory import COPIED, copied
 from raysweep.train import checkpoint, optim
 
-OFFERED = "clone"
+
+def stands_at(directory: Path, epoch: int, generation: int) -> bool:
+    """Whether a trial's newest checkpoint is the one of an epoch's end.
+
+    Args:
+        directory: the trial's.
+        epoch: the last one of a generation.
+        generation: after which it copied last; 0: never.
+    """
+    found = checkpoint.newest_complete(directory)
+    progress = found.content["progress"] if found else {}
+    return (progress.get("epoch"), progress.get("step"), progress.get("copied", 0)) == (epoch + 1, 0, generation)
 
 
-def offer(donor: Path, receiver: Path) -> None:
+def has_best(directory: Path, val_loss: float) -> bool:
+    """Whether a trial's best.pt is as good as the best of its epochs."""
+    return _best(directory)[0] <= val_loss
+
+
+def offer(donor: Path, receiver: Path, generation: int) -> None:
     """Put the donor's newest checkpoint where the receiver takes it from, while no worker writes to either directory.
 
     A hard link where the file system has them, so it costs nothing, and it stays when the donor's own name goes.
@@ -32,7 +49,8 @@ def offer(donor: Path, receiver: Path) -> None:
     path = checkpoint.newest_path(donor)
     if path is None:
         raise CheckpointError(f"{donor} has no complete checkpoint to copy")
-    made, final = receiver / f".{OFFERED}", receiver / OFFERED
+    final = copied(receiver, generation)
+    made = final.with_name(f".{final.name}")
     try:
         for leftover in (made, final):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -51,40 +69,59 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def take(directory: Path, experiment: Experiment) -> None:
-    """Make the checkpoint that was offered to a trial its own, in place of all that it had; nothing where none was offered.
+def drop_older(receiver: Path, generation: int) -> None:
+    """Delete what a trial copied after earlier generations; for when the journal has the copy of this one."""
+    for path in receiver.glob(f"*{COPIED}-*"):
+        if path != copied(receiver, generation):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def take(directory: Path, experiment: Experiment, generation: int) -> None:
+    """Make the checkpoint that was offered to a trial its own, in place of all that it had; nothing where that is done.
 
     The best epoch stays the trial's own, and so do the optimizer's settings; the donor's row is not the trial's.
 
     Args:
         directory: the trial's.
         experiment: its settings from now on.
+        generation: after which it copied last; 0: never.
 
     Raises:
-        CheckpointError: what was offered is damaged, or the copy cannot be written.
+        CheckpointError: what was offered is damaged or gone, or the copy cannot be written.
     """
-    offered = directory / OFFERED
-    # Listed, not looked up: a file system over the network may remember a while that it was not there.
-    if offered not in directory.iterdir():
+    if not generation or _has_taken(directory, generation):
         return
-    found = checkpoint.newest_complete(offered)
+    offered = copied(directory, generation)
+    # Listed, not looked up: a file system over the network may remember a while that it was not there.
+    found = checkpoint.newest_complete(offered) if offered in directory.iterdir() else None
     if found is None:
         raise CheckpointError(
-            f"the checkpoint in {offered} is damaged; delete that folder, and --retry-failed goes on from the trial's own"
+            f"the checkpoint in {offered} is damaged or gone, and this trial copies it; --retry-failed goes on where it is there "
+            "again, --fresh starts the sweep anew"
         )
     content = found.content
     best, best_epoch = _best(directory)
     content["progress"] |= {"row": None, "best": best, "best_epoch": best_epoch, "reference": math.inf, "stale": 0}
+    content["progress"]["copied"] = generation
     own = optim.build(experiment.optim, [torch.nn.Parameter(torch.zeros(()))]).param_groups[0]
     for group in content["optimizer"]["param_groups"]:
         group.update({name: value for name, value in own.items() if name != "params"})
-    for path in directory.glob("ckpt-*"):
-        path.unlink()  # it could have a higher step, and be gone on from
     checkpoint.save_numbered(directory, content["progress"]["global_step"], content)
-    done = directory / f".{OFFERED}"
-    shutil.rmtree(done, ignore_errors=True)
-    offered.rename(done)
-    shutil.rmtree(done, ignore_errors=True)
+
+
+def _has_taken(directory: Path, generation: int) -> bool:
+    """Whether a trial's own checkpoints go on from what it copied last; those of a time before are deleted.
+
+    They could have higher steps, and be gone on from.
+    """
+    while found := checkpoint.newest_complete(directory):
+        if found.content["progress"].get("copied", 0) == generation:
+            return True
+        for path in (found.path.with_suffix(".json"), found.path):
+            path.unlink()
+    for path in directory.glob("ckpt-*"):
+        path.unlink()  # damaged ones
+    return False
 
 
 def _best(directory: Path) -> tuple[float, int]:

@@ -30,6 +30,7 @@ class Progress:
         reference, stale: the val_loss that the next has to undercut by min_delta, and epochs that failed to.
         row: the row of the epoch before, told again after a restart that may have lost it.
         threads: torch threads of each worker, which a bitwise run keeps for ever; 0 where they are free.
+        copied: the generation after which a population's member copied the weights that this goes on from; 0: it never did.
     """
 
     epoch: int = 1
@@ -45,6 +46,7 @@ class Progress:
     stale: int = 0
     row: Row | None = None
     threads: int = 0
+    copied: int = 0
 
 
 @dataclass(frozen=True)

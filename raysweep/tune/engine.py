@@ -9,7 +9,7 @@ from raysweep.cluster.join import Cluster, available_here, connected, running_cl
 from raysweep.cluster.resources import Allocation, allocate, concurrency, largest
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
-from raysweep.errors import CheckpointError, ConfigError
+from raysweep.errors import CheckpointError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
@@ -83,11 +83,6 @@ def run_sweep(
         RaysweepError: refused before anything was started or written.
     """
     place = open_place(storage or sweep.storage, sweep.working_directory, say)
-    if sweep.scheduler.name == "pbt" and place.is_remote:
-        raise ConfigError(
-            "scheduler.name pbt copies checkpoints from trial to trial, and these copies are not sent to a storage URI, so the "
-            f"sweep could not go on elsewhere; set storage to a directory, got {storage or sweep.storage}"
-        )
     place.check()
     place.fetch(sweep.name)
     plan, past, todo = found(sweep, place.local, fresh, retry_failed, say)
@@ -106,7 +101,9 @@ def run_sweep(
         for note in plan.notes:
             say(f"note: {note}")
         directory = past.directory if past else SweepDirectory.create(place.local, sweep.name)
-        with directory.locked(), place.kept(directory, [trial.key for trial in todo.to_run], is_new=past is None):
+        # Members of a population copy each other, so all of them are needed.
+        needed = plan.trials if sweep.scheduler.name == "pbt" else todo.to_run
+        with directory.locked(), place.kept(directory, [trial.key for trial in needed], is_new=past is None):
             if past is not None:
                 past.directory.check_unchanged(past.size)
             return _run(Job(plan, directory, past, todo, place), cluster, allocation, verbose, say, watcher or Watcher())

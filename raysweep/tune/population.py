@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ray.tune.search import Searcher
 
+from raysweep.errors import CheckpointError
 from raysweep.experiment import Experiment
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
-from raysweep.train.clone import offer
-from raysweep.tune.evolve import Member, exploits
+from raysweep.train.clone import drop_older, has_best, offer, stands_at
+from raysweep.tune.evolve import Exploit, Member, exploits
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.recorder import SweepRecorder, TrialState
 from raysweep.tune.resume import Past
@@ -36,10 +38,12 @@ def paused_after(experiment: Experiment, epoch: int) -> Experiment:
 
 @dataclass(frozen=True)
 class Segment:
-    """What a member trains next: its trial with the settings that it has now, and the last epoch."""
+    """What a member trains next: its trial with the settings that it has now, the last epoch, and after which generation it
+    copied last (0: never)."""
 
     trial: PlannedTrial
     until: int
+    copied: int
 
 
 class PopulationRecorder(SweepRecorder):
@@ -72,13 +76,16 @@ class PopulationRecorder(SweepRecorder):
         self._rows: dict[int, dict[int, dict[str, Any]]] = {trial.number: {} for trial in plan.trials}
         self._running: dict[str, int] = {}  # Ray Tune's ids and the members' numbers
         self._newest: dict[int, str] = {}  # Ray Tune's id of each member's newest segment
-        self._copied: set[tuple[int, int]] = set()  # members and the generations after which they copied
+        self._copied: dict[int, int] = {}  # members and the generations after which they copied last
+        self._trained: set[int] = set()  # this generation's last epoch, in this process
+        self._behind: set[int] = set()  # members that train it again,
+        self._tried: set[int] = set()  # and have begun to
         for known in past.trials.values() if past else ():
             if known.number in self._rows:
                 self._rows[known.number] = dict(known.rows)
         for event in past.population if past else ():
             if event["trial"] in self._rows:
-                self._copied.add((event["trial"], event["generation"]))
+                self._copied[event["trial"]] = event["generation"]
                 self._change(event["trial"], event["overrides"])
 
     def _change(self, number: int, overrides: dict[str, Any]) -> None:
@@ -102,8 +109,10 @@ class PopulationRecorder(SweepRecorder):
         return is_new
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
+        state = self._state(trial_id)
+        if status == "completed":
+            self._trained.add(state.trial.number)
         if status in ("completed", "diverged") and self.generation < self._last_generation:
-            state = self._state(trial_id)
             state.status = "waiting"
             self._changed(state)
         else:
@@ -117,20 +126,22 @@ class PopulationRecorder(SweepRecorder):
         """
         while not self.is_over:
             for number in sorted(self._rows):
-                if number not in self._running.values() and not self._is_done(number):
+                if number not in self._running.values() and (number in self._behind or not self._is_done(number)):
                     self._running[trial_id] = number
                     trial = self.states[number].trial
                     self.assigned(trial_id, trial)
-                    return Segment(trial, self._last_epoch())
+                    return Segment(trial, self._last_epoch(), self._copied.get(number, 0))
             if self._running:
                 return None
-            self.is_over = self.generation == self._last_generation or not self._turned()
-            self.generation += not self.is_over
+            if self.generation == self._last_generation:
+                self.is_over = True
+            else:
+                self._turn()
         return None
 
     def segment_ended(self, trial_id: str) -> None:
         """Ray Tune's trial is over."""
-        self._running.pop(trial_id, None)
+        self._behind.discard(self._running.pop(trial_id, -1))
 
     def _last_epoch(self) -> int:
         return min(self.generation * self._interval, self._epochs)
@@ -151,30 +162,71 @@ class PopulationRecorder(SweepRecorder):
             return state.has_ended
         return self._has_trained(number)
 
-    def _turned(self) -> bool:
-        """End a generation: the worst members copy the best. False where nobody is left to train on."""
+    def _turn(self) -> None:
+        """End a generation: the worst members copy the best, and the next one begins, unless nobody is left to train on."""
         # By rows, not by who failed since: a restart must find the same members.
         numbers = [number for number in sorted(self._rows) if self._has_trained(number)]
-        if any(max(self._rows[number]) > self._last_epoch() for number in numbers):
-            return True  # it was ended before a restart; a failed member that is tried again only follows
-        metric = self.plan.sweep.objective.metric
-        members = [
-            Member(n, self.states[n].trial.overrides, self._rows[n].get(self._last_epoch(), {}).get(metric)) for n in numbers
-        ]
-        if all(member.value is None for member in members):
-            self._end_diverged(numbers)
-            return False
-        for exploit in exploits(members, self.plan.sweep, self.generation):
-            if (exploit.trial, self.generation) in self._copied:
-                continue
-            # The files come first: what stands in the journal, a restart does not do again.
-            offer(*(self._directory.trial(self.states[n].trial.key) for n in (exploit.donor, exploit.trial)))
-            fields: dict[str, Any] = {"generation": self.generation, "epoch": self._last_epoch(), "from": exploit.donor}
-            self._journal.event("population", trial=exploit.trial, **fields, overrides=exploit.overrides)
-            self._change(exploit.trial, exploit.overrides)
-            if self.states[exploit.trial].status == "diverged":  # in what was the last generation of a shorter sweep
-                self._open(self.states[exploit.trial])
-        return True
+        # Was it ended before a restart? A failed member that is tried again only follows.
+        if all(max(self._rows[number]) <= self._last_epoch() for number in numbers):
+            metric = self.plan.sweep.objective.metric
+            members = [
+                Member(n, self.states[n].trial.overrides, self._rows[n].get(self._last_epoch(), {}).get(metric)) for n in numbers
+            ]
+            if all(member.value is None for member in members):
+                self._end_diverged(numbers)
+                self.is_over = True
+                return
+            found = exploits(members, self.plan.sweep, self.generation)
+            to_do = [exploit for exploit in found if self._copied.get(exploit.trial, 0) < self.generation]
+            self._behind = self._incomplete(to_do)
+            if self._behind:
+                return
+            for exploit in to_do:
+                self._copy(exploit)
+        self.generation += 1
+        self._trained.clear()
+        self._tried.clear()
+
+    def _incomplete(self, found: list[Exploit]) -> set[int]:
+        """Members that must train the generation again, for a store had their rows and not yet their files: donors without the
+        checkpoint of its end, and those that copy without their best.pt, which they could not come by later.
+
+        Raises:
+            CheckpointError: a donor has failed, or trained it again in vain.
+        """
+        donors = {e.donor for e in found if e.donor not in self._trained and not self._stands(e.donor)}
+        for number in sorted(donors):
+            if number in self._tried or self.states[number].status == "failed":
+                raise CheckpointError(
+                    f"trial {number} is among the best after epoch {self._last_epoch()}, and its checkpoint, which others copy, "
+                    "is gone; --retry-failed trains it again, --fresh starts the sweep anew"
+                )
+        asked = self._trained | self._tried
+        incomplete = donors | {e.trial for e in found if e.trial not in asked and not self._has_best(e.trial)}
+        self._tried |= incomplete
+        return incomplete
+
+    def _stands(self, number: int) -> bool:
+        return stands_at(self._trial(number), self._last_epoch(), self._copied.get(number, 0))
+
+    def _has_best(self, number: int) -> bool:
+        losses = [row["val_loss"] for row in self._rows[number].values() if row.get("val_loss") is not None]
+        return self.states[number].status == "failed" or not losses or has_best(self._trial(number), min(losses))
+
+    def _trial(self, number: int) -> Path:
+        return self._directory.trial(self.states[number].trial.key)
+
+    def _copy(self, exploit: Exploit) -> None:
+        state, receiver = self.states[exploit.trial], self._trial(exploit.trial)
+        # The files come first: what stands in the journal, a restart does not do again.
+        offer(self._trial(exploit.donor), receiver, self.generation)
+        fields: dict[str, Any] = {"generation": self.generation, "epoch": self._last_epoch(), "from": exploit.donor}
+        self._journal.event("population", trial=exploit.trial, **fields, overrides=exploit.overrides)
+        drop_older(receiver, self.generation)
+        self._copied[exploit.trial] = self.generation
+        self._change(exploit.trial, exploit.overrides)
+        if state.status == "diverged":  # in what was the last generation of a shorter sweep
+            self._open(state)
 
     def _end_diverged(self, numbers: list[int]) -> None:
         """End all members: none has anything to copy."""
@@ -196,7 +248,7 @@ class PopulationSearcher(NotSaved, Searcher):  # type: ignore[misc]
         segment = self._population.next_segment(trial_id)
         if segment is None:
             return str(Searcher.FINISHED) if self._population.is_over else None
-        return {**as_config(segment.trial), "until": segment.until}
+        return {**as_config(segment.trial), "until": segment.until, "copied": segment.copied}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         self._population.segment_ended(trial_id)

@@ -81,7 +81,8 @@ def run_trial(
     """Train one trial and report its end.
 
     Args:
-        config: number, key and overrides of the trial; for a member of a population `until`, its segment's last epoch.
+        config: number, key and overrides of the trial; for a member of a population `until`, its segment's last epoch, and
+            `copied`, the generation after which it copied last.
         experiment_json: the sweep's experiment, with absolute data paths.
         directory: the sweep's directory.
         started_in: where the user's own modules lie.
@@ -95,7 +96,7 @@ def run_trial(
         trial.mkdir(parents=True, exist_ok=True)
         if "until" in config:
             experiment = paused_after(experiment, config["until"])
-            take(trial, experiment)
+            take(trial, experiment, config["copied"])
         reporter.last_epoch = experiment.train.epochs
         if allocation.max_workers == 1:
             dataset = images(experiment.data.model_dump_json(exclude_unset=True))

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.lease import Lease
 from raysweep.store.mirror import Mirror
-from raysweep.store.parts import chain, joined
+from raysweep.store.parts import chain, joined, parse
 from raysweep.store.sent import Sent
+from raysweep.store.tail import Tail
 
 
 def mirror(directory: SweepDirectory, store: MemoryStore, said: list[str] | None = None, **options: Any) -> Mirror:
@@ -124,6 +125,51 @@ def test_what_a_stopped_trial_saves_after_its_end_is_sent(tmp_path: Path) -> Non
     assert store.objects["trials/key1/best.pt"] == b"best of 1"
     assert "trials/key1/ckpt-000000001.json" in store.objects
     growing.journal.close()
+
+
+def test_who_copies_after_its_end_is_not_ahead_of_its_rows(tmp_path: Path) -> None:
+    """A member of a population that had diverged in what was its last epoch lives on while the journal of its end is sent."""
+    store, growing = MemoryStore(), Growing(SweepDirectory.create(tmp_path, "s"))
+    sending, read = mirror(growing.directory, store), Tail.read
+    sending.send()
+    growing.epoch(1, checkpoint_first=False)
+    growing.journal.event("end", trial=1, status="diverged", reason={})
+
+    def then_it_lives_on(tail: Tail) -> int:
+        end = read(tail)
+        if growing.epochs[1] == 1:
+            growing.journal.event("population", trial=1, generation=1, epoch=1, overrides={}, **{"from": 0})
+            growing.journal.event("run", trial=1)
+            for _ in range(2):
+                growing.epoch(1, checkpoint_first=False)
+        return end
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Tail, "read", then_it_lives_on)
+        sending.send()
+    journal = copied(store)
+    assert b'"population"' not in journal
+    assert not [name for name in store.list("trials/key1") if name.endswith("3.json")], "its rows 2 and 3 are not there"
+    growing.journal.close()
+    sending.send()
+    assert "trials/key1/ckpt-000000003.json" in store.list("trials/key1")
+
+
+def test_pieces_of_a_journal_end_with_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another machine goes on after the last whole line, whose end must be the part's."""
+    monkeypatch.setattr("raysweep.store.mirror.PART_BYTES", 100)
+    store, growing = MemoryStore(), Growing(SweepDirectory.create(tmp_path, "s"))
+    for epoch in range(1, 50):
+        growing.row(0, epoch)
+    growing.journal.close()
+    put: list[str] = []
+    store.before = lambda what, name: put.append(name) if what == "put" else None
+    mirror(growing.directory, store).send()
+    content = growing.directory.journal.read_bytes()
+    ends = [part.end for part in map(parse, put) if part]
+    assert len(ends) > 5
+    assert all(content[:end].endswith(b"\n") for end in ends)
+    assert copied(store) == content
 
 
 def test_a_long_journal_becomes_parts_and_only_the_last_one_is_written_again(

@@ -151,11 +151,11 @@ class Run:
                 break
             # The newest first: then a donor may train on before it was copied.
             trial_id, config = started.pop()
-            segment = Segment(recorder.states[config["number"]].trial, config["until"])
+            segment = Segment(recorder.states[config["number"]].trial, config["until"], config["copied"])
             experiment = paused_after(self.plan.experiment(config["overrides"]), segment.until)
             trial = self.directory.trial(config["key"])
             trial.mkdir(parents=True, exist_ok=True)
-            take(trial, experiment)
+            take(trial, experiment, segment.copied)
             status, reason = train(experiment, trial, lambda row, told=trial_id: recorder.row(told, row))  # type: ignore[misc]
             recorder.ended(trial_id, status, reason)
             searcher.on_trial_complete(trial_id)

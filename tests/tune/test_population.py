@@ -14,6 +14,7 @@ import pytest
 from population_sweeps import Run, history, ran_after_their_end, settings, weight_trainer
 from rich.console import Console
 
+from raysweep.errors import CheckpointError
 from raysweep.experiment import Experiment
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.store.results import load
@@ -140,6 +141,44 @@ def test_a_driver_killed_while_it_extends_a_population_changes_nothing(whole: Ru
         assert again.to_the_end()
         assert history(again.directory)["events"] == history(whole.directory)["events"], f"killed at line {line}"
         assert list(load(again.directory.path).trials["status"]) == ["completed"] * 5
+
+
+def killed_before_the_first_copy(whole: Run, storage: Path) -> Run:
+    told = [event["event"] for event in read_events(whole.directory.journal)]
+    run = Run(settings(), storage)
+    assert not run.to_the_end(dies_after=told.index("population"))
+    assert [e["event"] for e in read_events(run.directory.journal)] == told[: told.index("population")]
+    return run
+
+
+def test_members_whose_files_are_gone_train_the_generation_again_before_they_are_copied(whole: Run, tmp_path: Path) -> None:
+    run = killed_before_the_first_copy(whole, tmp_path)
+    shutil.rmtree(run.directory.path / "trials")
+    again = Run(settings(), tmp_path)
+    assert again.to_the_end(at_once=2)
+    assert history(again.directory) == history(whole.directory)
+    for trial in whole.plan.trials:
+        best, expected = (checkpoint.load(r.directory.trial(trial.key) / "best.pt") for r in (again, whole))
+        assert (best["val_loss"], best["epoch"]) == (expected["val_loss"], expected["epoch"])
+
+
+def test_a_donor_that_loses_its_checkpoint_again_is_named(whole: Run, tmp_path: Path) -> None:
+    killed_before_the_first_copy(whole, tmp_path)
+
+    def loses(experiment: Experiment, directory: Path, tell: Any) -> tuple[str, dict[str, Any]]:
+        weight_trainer(experiment, directory, tell)
+        for path in directory.glob("ckpt-*"):
+            path.unlink()
+        return "failed", {"text": "its disk is gone"}
+
+    for path in tmp_path.glob("s/trials/*/ckpt-*"):
+        path.unlink()
+    donor = events(whole, "population")[0]["from"]
+    with pytest.raises(CheckpointError, match=rf"trial {donor} is among the best after epoch 2, .* --retry-failed trains it"):
+        Run(settings(), tmp_path).to_the_end(loses)
+    again = Run(settings(), tmp_path, retry_failed=True)
+    assert again.to_the_end()
+    assert history(again.directory)["events"] == history(whole.directory)["events"]
 
 
 def test_again_there_is_nothing_to_do(whole: Run) -> None:
