@@ -1,15 +1,14 @@
-"""The rules that stop trials early: Ray Tune's own, and what they are about to compare."""
+"""The rules that stop trials early, Ray Tune's own where they are fast enough, and what they are about to compare."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from typing import Any
 
-from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule, TrialScheduler
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
 from raysweep.config import Sweep
 from raysweep.tune.hyperband import Hyperband
+from raysweep.tune.median import MedianRule
 from raysweep.tune.own import is_own
 from raysweep.tune.own_rule import OwnRule
 
@@ -25,8 +24,7 @@ def build(sweep: Sweep) -> TrialScheduler:
     if scheduler.name == "hyperband":
         return Hyperband(sweep.search.seed, **common, **halving)
     if scheduler.name == "median":
-        # Its own default pauses trials until it has samples enough, and a paused trial starts again.
-        return MedianStoppingRule(**common, min_samples_required=scheduler.min_samples, min_time_slice=math.inf)
+        return MedianRule(objective.metric, objective.mode, scheduler.grace_period, scheduler.min_samples)
     if is_own(scheduler.name):
         return OwnRule(sweep)
     return FIFOScheduler()
@@ -43,13 +41,7 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
                 shown = None if cutoff is None else float(cutoff * scheduler._metric_op)
                 return {**which, "rung": int(milestone), "cutoff": shown}
         return which
-    if isinstance(scheduler, MedianStoppingRule):
-        others = [other for other in scheduler._trials_beyond_time(epoch) if other is not trial]
-        means = [mean for mean in (scheduler._running_mean(other, epoch) for other in others) if math.isfinite(mean)]
-        # The rule compares the trial's best result, not its latest, with the median of the others' means.
-        best = scheduler._compare_op([value, *(r[scheduler._metric] for r in scheduler._results.get(trial, []))])
-        return {"value": float(best), "cutoff": statistics.median(means) if means else None}
-    if isinstance(scheduler, OwnRule):
+    if isinstance(scheduler, MedianRule | OwnRule):
         return scheduler.ask(trial.trial_id, epoch, value)
     return {}
 
