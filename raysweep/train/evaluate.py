@@ -14,6 +14,7 @@ from raysweep.data.dataset import Dataset
 from raysweep.data.loader import Batch, Loader, Request
 from raysweep.data.order import sample_keys
 from raysweep.experiment import Experiment
+from raysweep.space import significant
 from raysweep.train.step import squared_error
 
 _MIN_CHUNKS = 16  # so that up to 16 workers share the validation evenly
@@ -57,8 +58,11 @@ def validation_loss(
 
 
 def psnr(loss: float) -> float:
-    """Peak signal-to-noise ratio in dB of a mean squared error, for pixels that range over 1: -10 log10(loss)."""
-    return -10 * math.log10(loss) if loss > 0 and math.isfinite(loss) else math.nan
+    """Peak signal-to-noise ratio in dB of a mean squared error, for pixels that range over 1: -10 log10(loss).
+
+    To 7 digits, as the journal keeps it: where it is the objective, a sweep that goes on must decide by the same values.
+    """
+    return significant(-10 * math.log10(loss), 7) if loss > 0 and math.isfinite(loss) else math.nan
 
 
 def _val_batches(dataset: Dataset, experiment: Experiment) -> Iterator[Batch]:

@@ -104,30 +104,33 @@ def read_past(directory: SweepDirectory) -> Past | None:
     told: list[tuple[str, dict[str, Any] | None]] = []
     population: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
-    for event in read_events(directory.journal):
-        name = event.pop("event")
-        if name == "start":
-            start = event
-        elif name == "trial":
-            # It may be planned again, by a sweep with more epochs or in whose space the same training has other settings.
-            known = by_number.setdefault(event["trial"], PastTrial(event["trial"], event["key"], event["overrides"]))
-            known.overrides = event["overrides"]
-        elif name == "population":
-            population.append(event)
-            by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
-        elif name == "decision":
-            decisions.append(event)
-        elif name in ("run", "row", "end"):
-            trial = by_number[event.pop("trial")]
-            if name == "run":
-                trial.attempts += 1
-                trial.status, trial.reason = "", {}
-            elif name == "row":
-                trial.rows[event["epoch"]] = event
-                told.append((trial.key, event))
-            else:
-                trial.status, trial.reason = event["status"], event["reason"]
-                told.append((trial.key, None))
+    for number, event in enumerate(read_events(directory.journal), start=1):
+        try:
+            name = event.pop("event")
+            if name == "start":
+                start = event
+            elif name == "trial":
+                # It may be planned again, by a sweep with more epochs or in whose space the same training has other settings.
+                known = by_number.setdefault(event["trial"], PastTrial(event["trial"], event["key"], event["overrides"]))
+                known.overrides = event["overrides"]
+            elif name == "population":
+                population.append(event)
+                by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
+            elif name == "decision":
+                decisions.append(event)
+            elif name in ("run", "row", "end"):
+                trial = by_number[event.pop("trial")]
+                if name == "run":
+                    trial.attempts += 1
+                    trial.status, trial.reason = "", {}
+                elif name == "row":
+                    trial.rows[event["epoch"]] = event
+                    told.append((trial.key, event))
+                else:
+                    trial.status, trial.reason = event["status"], event.get("reason") or {}
+                    told.append((trial.key, None))
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{directory.journal} is damaged: event {number} makes no sense ({error!r})") from None
     if not start.get("sweep"):
         return None
     sweep = Sweep.from_dict(start["sweep"], str(directory.journal))

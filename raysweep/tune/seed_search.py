@@ -122,6 +122,8 @@ class ContestSearcher(NotSaved, Searcher):  # type: ignore[misc]
                 if isinstance(given, dict):
                     self._running[trial_id] = True
                 return given
+            if self.fault is not None:
+                return given  # the sweep ends, with first seeds that are missing
             self._searches = False
         if not self._round:
             if self._running:

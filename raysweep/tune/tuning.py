@@ -79,6 +79,8 @@ def run_trials(
     ending = [EndWorkers(directory.path / "trials")] if allocation.max_workers > 1 else []
     sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
     end = SweepEnd(sweep.budget, recorder, fault=lambda: fault(scheduler, search))
+    if end.stop_all():  # spent or reached before this start: Ray Tune would look only when trials run
+        return str(end.reason)
     tuner = tune.Tuner(
         tune.with_resources(_named(trainable), resources),
         tune_config=tune.TuneConfig(

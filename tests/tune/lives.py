@@ -15,6 +15,7 @@ from typing import Any
 from raysweep.config import Sweep
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, plain, read_events
+from raysweep.train.evaluate import psnr
 from raysweep.tune.callback import SweepEnd
 from raysweep.tune.own import fault, raise_fault
 from raysweep.tune.recorder import SweepRecorder
@@ -71,7 +72,8 @@ class World:
     failed: Counter[str] = field(default_factory=Counter)
     now: float = 0.0
 
-    def loss(self, key: str, epoch: int) -> float:
+    def loss(self, key: str, epoch: int, overrides: dict[str, Any]) -> float:
+        """What an epoch of a trial comes to."""
         return round(drawn(self.seed, key) * 0.5 + drawn(self.seed, key, epoch) * 0.3 + 1 / epoch, 4)
 
     def fate(self, key: str) -> tuple[str, int]:
@@ -83,8 +85,9 @@ class World:
             place -= share
         return fate, 1 + int(5 * drawn(self.seed, key, "when"))
 
-    def train(self, key: str, epochs: int) -> Iterator[dict[str, Any]]:
+    def train(self, config: dict[str, Any], epochs: int) -> Iterator[dict[str, Any]]:
         """What a trial's actor reports, as tune/trial.py does: from its newest checkpoint to its end."""
+        key = config["key"]
         (fate, when), (at, row) = self.fate(key), self.checkpoints.get(key, (0, {}))
         last: dict[str, Any] = {}
         end: tuple[str, Row] = ("completed", {})
@@ -108,8 +111,8 @@ class World:
                 continue
             self.trained.append((key, at))
             self.now += 1
-            loss, is_bad = self.loss(key, at), fate == "diverged" and at == when
-            row = {"epoch": at, "val_loss": float("nan") if is_bad else loss, "train_loss": loss, "psnr": -loss}
+            loss, is_bad = self.loss(key, at, config["overrides"]), fate == "diverged" and at == when
+            row = {"epoch": at, "val_loss": float("nan") if is_bad else loss, "train_loss": loss, "psnr": psnr(loss)}
             row |= {"seconds": 1.0, "world_size": 1}
             is_end = at == epochs or (fate == "patience" and at >= when)
             if not is_bad and (is_end or drawn(self.seed, key, at, len(self.trained)) < self.saves):
@@ -212,7 +215,7 @@ def _play(
 
     def begin(live: _Live) -> None:
         recorder.started(live.trial_id)
-        reports = world.train(live.config["key"], epochs)
+        reports = world.train(live.config, epochs)
         running[live.trial_id] = _Running(live, reports, next(reports))
 
     while (running or not is_finished) and not end.stop_all():

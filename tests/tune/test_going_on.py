@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import World, cut, events, life
+from lives import World, cut, drawn, events, life
 
+from raysweep.cluster.resources import Allocation
+from raysweep.config import Sweep
+from raysweep.errors import StoreError
 from raysweep.store import results
+from raysweep.store.journal import JournalWriter
+from raysweep.store.remote import Place
+from raysweep.tune import tuning
+from raysweep.tune.job import Job
+from raysweep.tune.own import OwnCodeError
+from raysweep.tune.recorder import SweepRecorder
+from raysweep.tune.resume import found
 
 BASE: dict[str, Any] = {
     "name": "s",
@@ -180,6 +192,72 @@ def test_a_directory_that_was_renamed_with_its_sweep_is_gone_on_with(tmp_path: P
     life(tree(), tmp_path, World())
     (tmp_path / "s").rename(tmp_path / "t")
     assert life(tree(name="t"), tmp_path, World()) == "over"
+
+
+# --- The objective, the budget, the user's own code ---------------------------------------------------------------------
+
+
+class Noisy(World):
+    """Losses that fall with lr, and change a little with the seed."""
+
+    def loss(self, key: str, epoch: int, overrides: dict[str, Any]) -> float:
+        return 0.1 * (1 + drawn(key) / 50 - math.log10(overrides["optim.lr"])) / epoch
+
+
+def test_a_contest_for_the_highest_psnr_is_told_once(tmp_path: Path) -> None:
+    world, search = Noisy(), {"seeds": 9, "contenders": 3}
+    contest = tree(space=HALVING["space"], objective={"metric": "psnr"}, search=search)
+    assert life(contest, tmp_path, world) == "completed"
+    assert [e["action"] for e in events(tmp_path, "decision")][:2] == ["contend", "drop"]
+    assert life(contest, tmp_path, world) == "over", "the journal's psnr gave another p, and all was decided again"
+
+
+def test_a_budget_that_was_spent_before_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = tree(budget={"device_hours": 4 / 3600})
+    assert life(settings, tmp_path, World()) == "budget"
+    plan, past, todo = found(Sweep.from_dict(settings), tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    monkeypatch.setattr(tuning.tune, "Tuner", None)  # Ray Tune is not even asked
+    with closing(JournalWriter(past.directory.journal)) as journal:
+        recorder = SweepRecorder(plan, journal, past=past, to_run=[trial.key for trial in todo.to_run])
+        job, allocation = Job(plan, past.directory, past, todo, Place(tmp_path)), Allocation(1, 1, 0)
+        assert tuning.run_trials(job, recorder, allocation, 1, False, lambda _text: None) == "budget"
+    assert recorder.why_ended == "budget.device_hours was spent"
+
+
+def test_a_searcher_that_fails_begins_no_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+class Search:
+    def suggest(self, known):
+        if len(known) == 3:
+            raise ValueError("a mistake")
+        return {"optim.lr": 10.0 ** -(1 + len(known))}
+
+def make(space, mode, seed):
+    return Search()
+"""
+    (tmp_path / "failing_search.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    space = {"optim.lr": {"loguniform": [1e-5, 1e-1]}}
+    search = {"algorithm": "failing_search:make", "num_samples": 4, "seeds": 3, "contenders": 2}
+    with pytest.raises(OwnCodeError, match="a mistake"):
+        life(tree(space=space, search=search), tmp_path, World())
+    assert len(events(tmp_path, "end")) == 3
+    assert events(tmp_path, "decision") == []
+
+
+# --- Journals that are not whole ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line", [{"event": "run", "trial": 9}, {"event": "row", "trial": 0}, {"event": "end", "trial": 0}, {"event": "trial"}]
+)
+def test_an_event_that_makes_no_sense_is_damage(line: dict[str, Any], tmp_path: Path) -> None:
+    life(tree(), tmp_path, World())
+    with (tmp_path / "s" / "journal.jsonl").open("a") as journal:
+        journal.write(json.dumps(line) + "\n")
+    with pytest.raises(StoreError, match=r"journal\.jsonl is damaged: event \d+ makes no sense"):
+        life(tree(), tmp_path, World())
 
 
 # --- Rules that change ------------------------------------------------------------------------------------------------
