@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raysweep.config import Sweep
-from raysweep.errors import ConfigError
+from raysweep.errors import ConfigError, StoreError
 from raysweep.store.directory import SweepDirectory, directories_of
 from raysweep.store.journal import read_events
 from raysweep.sweep_settings import LISTED

@@ -44,9 +44,3 @@ def why_stopped(scheduler: TrialScheduler, trial: Any, epoch: int, value: float)
     if isinstance(scheduler, MedianRule | OwnRule):
         return scheduler.ask(trial.trial_id, epoch, value)
     return {}
-
-
-def went_on(scheduler: TrialScheduler, trial: Any) -> None:
-    """A trial has another row, though the scheduler may have stopped it: its rule was another one, or fewer epochs, then."""
-    if isinstance(scheduler, MedianStoppingRule):
-        scheduler._stopped_trials.discard(trial)  # which it takes for a mistake of its caller's

@@ -15,7 +15,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from raysweep.config import Sweep
 from raysweep.tune.audit import Audit
 from raysweep.tune.forget import forget
-from raysweep.tune.rules import build, went_on, why_stopped
+from raysweep.tune.rules import build, why_stopped
 from raysweep.tune.search import NotSaved, worst
 from raysweep.tune.seeds import is_unseen
 
@@ -137,7 +137,6 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
             if row is not None:
                 if key not in self._last:
                     self._inner.on_trial_add(None, known)
-                went_on(self._inner, known)
                 action, reason = self._decide(known, row, is_open=not statuses.get(key))
                 stops.pop(key, None)
                 if reason is not None and action == TrialScheduler.STOP:
