@@ -87,6 +87,7 @@ def train(
     experiment: Experiment | Mapping[str, Any] | str | Path | None = None,
     *,
     storage: str | Path = "results",
+    working_directory: str = "results",
     name: str = "train",
     local: bool = False,
     resume: bool = False,
@@ -96,7 +97,8 @@ def train(
 
     Args:
         experiment: settings, as an object, nested mapping, or YAML file; None: all defaults.
-        storage: the directory that runs are kept in.
+        storage: the directory that runs are kept in, or a URI that they are copied to.
+        working_directory: the directory that they work in, if `storage` is a URI.
         name: of this run's directory; a number is added where it exists.
         local: no Ray, one worker, in this process.
         resume: go on with the newest run of that name, from its newest checkpoint: it was killed, interrupted, has failed, or
@@ -108,9 +110,11 @@ def train(
     """
     from raysweep.train.run import run
 
-    settings, place = _experiment(experiment), Path(storage).expanduser()
-    directory, _ = run(settings, storage=place, name=name, local=local, resume=resume, verbose=verbose)
-    return open(directory.path)
+    settings = _experiment(experiment)
+    done = run(
+        settings, storage=storage, working_directory=working_directory, name=name, local=local, resume=resume, verbose=verbose
+    )
+    return open(done.directory.path)
 
 
 def sweep(

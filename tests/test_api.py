@@ -82,7 +82,7 @@ def test_ctrl_c_in_a_local_run_keeps_what_was_trained(tmp_path: Path, monkeypatc
     def interrupted(row: object) -> None:
         raise KeyboardInterrupt
 
-    directory, outcome = run.run(raysweep.Experiment.from_dict(TINY), storage=tmp_path, local=True, on_row=interrupted)
+    directory, outcome, _ = run.run(raysweep.Experiment.from_dict(TINY), storage=tmp_path, local=True, on_row=interrupted)
     assert outcome.status == "interrupted"
     left = raysweep.open(directory.path)
     assert left.trials.loc[0, "status"] == "interrupted"

@@ -18,7 +18,8 @@ def command(
     file: Annotated[Path | None, typer.Argument(help="The experiment as YAML; without it everything is at its default.")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="Override a setting: optim.lr=1e-3 (repeatable).")] = None,
     workers: Annotated[str | None, typer.Option(help="N, or MIN:MAX, as many as are free; sets scale.workers.")] = None,
-    storage: Annotated[Path, typer.Option(help="The directory that runs are kept in.")] = Path("results"),
+    storage: Annotated[str, typer.Option(help="The directory that runs are kept in, or a URI (s3://bucket/path).")] = "results",
+    working_directory: Annotated[str, typer.Option(help="The directory that runs work in, if --storage is a URI.")] = "results",
     name: Annotated[str, typer.Option(help="The name of the run's directory.")] = "train",
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the newest run of that name.")] = False,
     local: Annotated[bool, typer.Option("--local", help="No Ray: one worker in this process.")] = False,
@@ -40,9 +41,10 @@ def command(
             highlight=False,
         )
 
-    directory, outcome = training.run(
+    directory, outcome, place = training.run(
         experiment,
         storage=storage,
+        working_directory=working_directory,
         name=name,
         local=local,
         resume=resume,
@@ -53,9 +55,11 @@ def command(
     why = describe_end({"status": outcome.status, "reason": outcome.reason})
     out.print(f"{outcome.status}: {why}" if why else outcome.status, highlight=False)
     finish(directory.path)
+    place.send_report(directory)
     if outcome.status == "interrupted":
         out.print("the same command with --resume goes on with it", highlight=False)
-    return 130 if outcome.status == "interrupted" else 1 if outcome.status == "diverged" else 0
+        return 130
+    return 1 if outcome.status == "diverged" or place.unsent else 0
 
 
 def _number(value: object, digits: int = 5) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +20,9 @@ from raysweep.cluster.resources import Allocation, Available, allocate
 from raysweep.cluster.shared import check_shared
 from raysweep.errors import ClusterError, RaysweepError, TrialError
 from raysweep.experiment import Experiment
-from raysweep.store.directory import SweepDirectory, check_storage, write_atomically
+from raysweep.store.directory import SweepDirectory, write_atomically
 from raysweep.store.journal import JournalWriter
+from raysweep.store.remote import Place, open_place
 from raysweep.train import checkpoint
 from raysweep.train.again import Earlier, run_to_resume, runs
 from raysweep.train.attempts import Event
@@ -58,22 +59,32 @@ def write_examples(directory: Path, prepared: Prepared) -> None:
     write_atomically(directory / "samples.npz", content.getvalue())
 
 
+class Trained(NamedTuple):
+    """What a run has left: its directory, how it ended, and the place that it is kept at."""
+
+    directory: SweepDirectory
+    outcome: Outcome
+    place: Place
+
+
 def run(
     experiment: Experiment,
     *,
-    storage: Path,
+    storage: str | Path,
+    working_directory: str = "results",
     name: str = "train",
     local: bool = False,
     resume: bool = False,
     verbose: bool = False,
     say: Say = lambda _text: None,
     on_row: Callable[[Row], None] = lambda _row: None,
-) -> tuple[SweepDirectory, Outcome]:
+) -> Trained:
     """Train once, on Ray's workers or (local) in this process, and leave a directory that holds all of it.
 
     Args:
         experiment: what to train.
-        storage: the directory that the run's own directory is made in.
+        storage: the directory that the run's own directory is made in, or a URI that it is copied to.
+        working_directory: where the directory is made, if `storage` is a URI.
         name: of the run's directory; a number is added where it exists.
         local: no Ray, one worker, in this process.
         resume: go on with the newest run of that name, from its newest checkpoint.
@@ -85,26 +96,31 @@ def run(
         RaysweepError: refused before anything was started or written; or (TrialError) training failed, which the
             journal has too.
     """
-    check_storage(storage)
+    place = open_place(storage, working_directory, say)
+    place.check()
     prepared = prepare(experiment)
-    earlier = run_to_resume(storage, name, prepared) if resume else None
+    place.fetch(name)
+    earlier = run_to_resume(place.local, name, prepared) if resume else None
     if earlier is not None and earlier.is_over(experiment.train.epochs):
         say(f"{earlier.describe()}: nothing is left to train")
-        return earlier.directory, Outcome(earlier.status, earlier.reason or {})
+        place.settle(earlier.directory)
+        return Trained(earlier.directory, Outcome(earlier.status, earlier.reason or {}), place)
     for note in prepared.notes:
         say(f"note: {note}")
     if earlier is not None:
         say(f"going on: {earlier.describe()}")
     else:
-        _say_what_could_go_on(storage, name, prepared, say)
+        _say_what_could_go_on(place.local, name, prepared, say)
     with _workers(prepared, local, verbose, say) as (allocation, cluster):
-        directory = earlier.directory if earlier else SweepDirectory.create(storage, name)
-        with directory.locked("leave out --resume"):
+        directory = earlier.directory if earlier else SweepDirectory.create(place.local, name)
+        keys = [prepared.key] if earlier else []
+        with directory.locked("leave out --resume"), place.kept(directory, keys, is_new=earlier is None):
             if earlier is not None:
                 directory.check_unchanged(earlier.size)
             if cluster is not None:
                 check_shared(directory, cluster)
-            return _recorded(prepared, allocation, directory, earlier, say, on_row, local)
+            outcome = _recorded(prepared, allocation, directory, earlier, say, on_row, local)
+    return Trained(directory, outcome, place)
 
 
 def _say_what_could_go_on(storage: Path, name: str, prepared: Prepared, say: Say) -> None:
@@ -171,7 +187,7 @@ def _recorded(
     say: Say,
     on_row: Callable[[Row], None],
     local: bool,
-) -> tuple[SweepDirectory, Outcome]:
+) -> Outcome:
     directory.write_manifest(manifest())
     trial, epochs = directory.trial(prepared.key), prepared.experiment.train.epochs
     trial.mkdir(parents=True, exist_ok=True)
@@ -211,4 +227,4 @@ def _recorded(
         journal.event("finish", status="interrupted" if outcome.status == "interrupted" else "completed")
     finally:
         journal.close()
-    return directory, outcome
+    return outcome

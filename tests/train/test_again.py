@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import raysweep
 from raysweep.errors import ConfigError, RaysweepError, StoreError, TrialError
 from raysweep.store.journal import read_events
+from raysweep.store.remote import open_place
 from raysweep.train import ledger
 from raysweep.train.run import run
 
@@ -28,7 +30,7 @@ def tiny(epochs: int = 6, **changes: Any) -> dict[str, Any]:
     }
 
 
-def train(experiment: dict[str, Any], storage: Path, resume: bool = True, stop_after: int | None = None) -> list[str]:
+def train(experiment: dict[str, Any], storage: Path | str, resume: bool = True, stop_after: int | None = None) -> list[str]:
     """Train in this process, with Ctrl-C after an epoch; what was said, and the epochs that were told."""
     said: list[str] = []
 
@@ -46,16 +48,17 @@ def epochs(said: list[str]) -> list[int]:
     return [int(line.removeprefix("epoch ")) for line in said if line.startswith("epoch ")]
 
 
-def check_equals_uninterrupted(directory: Path, num_epochs: int, tmp_path: Path) -> None:
+def check_equals_uninterrupted(directory: Path, num_epochs: int, tmp_path: Path, has_ledger: bool = True) -> None:
     whole = raysweep.train(tiny(num_epochs), storage=tmp_path / "whole", local=True)
     went_on = raysweep.open(directory)
     told = [event["epoch"] for event in read_events(directory / "journal.jsonl") if event["event"] == "row"]
     assert told == list(range(1, num_epochs + 1)), "each epoch once"
     kept = [name for name in whole.rows.columns if name not in TIMES]
     assert went_on.rows[kept].equals(whole.rows[kept])
-    (trial,) = (directory / "trials").iterdir()
-    report = ledger.check(ledger.committed(trial), range(1, num_epochs + 1))
-    assert (report.lost, report.repeated) == (0, 0), "each sample once in each epoch"
+    if has_ledger:
+        (trial,) = (directory / "trials").iterdir()
+        report = ledger.check(ledger.committed(trial), range(1, num_epochs + 1))
+        assert (report.lost, report.repeated) == (0, 0), "each sample once in each epoch"
     assert went_on.trials.loc[0, "status"] == "completed"
     assert went_on.results.finished == "completed"
 
@@ -184,6 +187,26 @@ def test_two_at_once(tmp_path: Path) -> None:
     assert epochs(seen) == [1], "a new one beside it may start"
     assert not any("--resume" in line for line in seen), "what runs is not to be gone on with"
     assert (tmp_path / "train-2").exists()
+
+
+def test_a_run_that_is_kept_at_a_uri_goes_on_on_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raysweep.store.lease._SETTLE_S", 0.0)
+    uri = f"file://{tmp_path}/bucket"
+
+    def on_machine(name: str, resume: bool, stop_after: int | None = None) -> list[str]:
+        monkeypatch.setattr("raysweep.train.run.open_place", lambda *given: opened(given[0], tmp_path / name, given[2]))
+        return train(tiny(), uri, resume, stop_after)
+
+    opened = open_place
+    assert epochs(on_machine("a", resume=False, stop_after=2)) == [1, 2]
+    shutil.rmtree(tmp_path / "a")
+    said = on_machine("b", resume=True)
+    assert said[0].startswith(f"fetched train/ from {uri}")
+    assert epochs(said) == [3, 4, 5, 6]
+    check_equals_uninterrupted(tmp_path / "b" / "train", 6, tmp_path, has_ledger=False)
+    assert epochs(on_machine("c", resume=True)) == [], "fetched, and seen to be whole"
+    said = on_machine("c", resume=False, stop_after=1)
+    assert (tmp_path / "c" / "train-2").exists(), "and a new one takes no other's name"
 
 
 def test_a_new_run_says_what_could_go_on(tmp_path: Path) -> None:
