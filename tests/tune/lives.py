@@ -173,7 +173,7 @@ def life(
             return "over"
         past.directory.check_unchanged(past.size)
     directory = past.directory if past else SweepDirectory.create(storage, sweep.name)
-    with closing(MortalJournal(directory.journal)) as journal:
+    with closing(MortalJournal(directory.journal, lambda: world.now)) as journal:
         journal.bytes_left = dies_after
         try:
             content = plan.sweep.model_dump(mode="json", exclude_unset=True)
