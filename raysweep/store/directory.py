@@ -94,7 +94,7 @@ class SweepDirectory:
         """
         try:
             storage.mkdir(parents=True, exist_ok=True)
-            number = 1 + max((_number(other.path, name) for other in directories_of(storage, name)), default=0)
+            number = 1 + newest_number(storage, name)
             while True:
                 path = storage / (name if number == 1 else f"{name}-{number}")
                 try:
@@ -187,6 +187,11 @@ def numbered_directories(storage: Path, name: str) -> list[SweepDirectory]:
     """`storage/name`, `name-2`, ..., as far as they are there, newest first; whatever they hold."""
     found = [path for path in storage.glob(f"{glob.escape(name)}*") if path.is_dir() and _number(path, name)]
     return [SweepDirectory(path.resolve()) for path in sorted(found, key=lambda path: _number(path, name), reverse=True)]
+
+
+def newest_number(storage: Path, name: str) -> int:
+    """The number of a sweep's newest directory: 1 for `name`, 2 for `name-2`; 0 where there is none."""
+    return max((_number(directory.path, name) for directory in directories_of(storage, name)), default=0)
 
 
 def _number(path: Path, name: str) -> int:

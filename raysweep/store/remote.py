@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from raysweep.errors import StoreError
-from raysweep.store.directory import MANIFEST, SweepDirectory, check_storage, write_atomically
+from raysweep.store.directory import MANIFEST, SweepDirectory, check_storage, newest_number, write_atomically
 from raysweep.store.lease import Lease
 from raysweep.store.mirror import EVERY_S, GIVE_UP_AFTER_S, Mirror
 from raysweep.store.objects import Below, ObjectStore, is_uri, open_store, told, tried
@@ -114,7 +114,7 @@ class RemotePlace(Place):
             raise StoreError(f"storage {self._uri} cannot be written: {told(error)}; set `storage` elsewhere") from None
 
     def fetch(self, name: str) -> None:
-        number = 1
+        number, last_here = 1, newest_number(self.local, name)
         while True:
             sweep = name if number == 1 else f"{name}-{number}"
             place = Below(self._store, sweep)
@@ -122,7 +122,7 @@ class RemotePlace(Place):
                 parts = chain(tried(partial(place.list, FOLDER)))
                 if parts:
                     self._fetch_journal(sweep, place, partial(joined, place, parts))
-                elif not (self.local / sweep).is_dir():
+                elif number > last_here and not (self.local / sweep).is_dir():
                     return
             except OSError as error:
                 raise StoreError(f"{self._uri}/{sweep} cannot be read: {told(error)}") from None

@@ -134,6 +134,19 @@ def test_a_new_start_beside_knows_the_numbers_that_are_taken_there(tmp_path: Pat
     assert SweepDirectory.create(other.local, "s").path.name == "s-2"
 
 
+def test_a_directory_that_was_deleted_hides_none_after_it(tmp_path: Path, store: MemoryStore) -> None:
+    here = machine(tmp_path, "a", store)
+    here.local.mkdir()
+    second = SweepDirectory(here.local / "s-2")  # and there is no s/ any more, here or there
+    second.path.mkdir()
+    for is_first in (True, False):
+        here.start().fetch("s")
+        with second.locked(), here.place.kept(second):
+            if is_first:
+                Growing(second, {**SWEEP, "name": "s"}).journal.close()
+    assert any(name.startswith("s-2/journal/") for name in store.objects)
+
+
 def test_a_sweep_that_was_here_only_is_sent_as_a_whole(tmp_path: Path, store: MemoryStore) -> None:
     only = machine(tmp_path, "a", store)
     growing = Growing(SweepDirectory.create(only.local, "s"), SWEEP)
