@@ -90,9 +90,11 @@ scheduler: {name: asha, reduction_factor: 2}
 """
 
 
-def killed_until_it_ends(directory: Path, address: str, at_once: int, kills: int, seed: int) -> int:
-    """Run a sweep whose driver is killed at random moments, so often; how often it really was."""
-    (directory / "cut.yaml").write_text(ASHA.replace("AT_ONCE", str(at_once)))
+def killed_until_it_ends(
+    directory: Path, address: str, at_once: int, kills: int, seed: int, text: str = ASHA, marks: tuple[bytes, ...] = (b"\n",)
+) -> int:
+    """Run a sweep whose driver is killed so often at random moments, some just after one of `marks`; how often it really was."""
+    (directory / "cut.yaml").write_text(text.replace("AT_ONCE", str(at_once)))
     environment = {**os.environ, "RAY_ADDRESS": address}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(raysweep.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     journal, draw, killed = directory / "results" / "cut" / "journal.jsonl", random.Random(seed), 0
@@ -113,8 +115,10 @@ def killed_until_it_ends(directory: Path, address: str, at_once: int, kills: int
                 assert time.monotonic() < until, (directory / "log").read_text()
                 time.sleep(0.05)
             # Half of the kills by the clock, half a few lines later, so that all kinds of events come before one.
-            lines, begun = draw.choice([0, draw.randrange(1, 14)]), content().count(b"\n")
-            while process.poll() is None and content().count(b"\n") < begun + lines:
+            lines, mark = draw.choice([0, draw.randrange(1, 14)]), draw.choice(marks)
+            lines = lines if mark == b"\n" else min(lines, 1)
+            begun = content().count(mark)
+            while process.poll() is None and content().count(mark) < begun + lines:
                 time.sleep(0.005)
             time.sleep(draw.uniform(0.0, 0.1 if lines else 1.5))
             if process.poll() is None:
