@@ -5,11 +5,12 @@ The settings are written down in settings.py and sweep_settings.py, and offered 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
 from raysweep.conditions import Rules
@@ -17,7 +18,7 @@ from raysweep.errors import ConfigError
 from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
 from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
-from raysweep.space import Domain, DomainField
+from raysweep.space import KINDS, Domain, DomainField
 from raysweep.sweep_settings import INDEPENDENT_RULES, SEED, Budget, Objective, SchedulerConfig, SearchConfig
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 
@@ -34,10 +35,19 @@ RESULT_COLUMNS = (
 """The columns of a results table beside the swept settings; a setting of such a name keeps its whole dotted key."""
 
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+def _named(name: str) -> str:
+    if not re.fullmatch(_NAME, name):
+        raise ValueError(f"letters, digits and . _ -, at most 64, the first a letter or a digit; got {name!r}")
+    return name
+
+
 class Sweep(Section):
     """Many trials of one experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "sweep"
+    name: Annotated[str, AfterValidator(_named), Field(json_schema_extra={"pattern": _NAME})] = "sweep"
     """The name of the sweep's directory below `storage`."""
     experiment: Experiment = Experiment()
     space: dict[str, DomainField] = {}
@@ -183,7 +193,16 @@ class Sweep(Section):
             f"experiment.{key}" if key.partition(".")[0] in Experiment.model_fields else key: value
             for key, value in parse_set(sets or []).items()
         }
+        known = [*cls.model_fields, *Experiment.model_fields]
+        for key in overrides:
+            if (head := key.partition(".")[0]) not in known:
+                raise ConfigError(f"--set {key}: {unknown_key(head, known)}")
         space = {k.removeprefix("space."): v for k, v in overrides.items() if k.startswith("space.")}
+        for key, value in space.items():
+            setting, _, kind = key.rpartition(".")
+            if kind in KINDS:
+                form = f"--set 'space.{setting}={{{kind}: {value}}}'"
+                raise ConfigError(f"--set space.{key}: a domain is set whole: {form}")
         content = read_mapping(source)
         if path and content and not set(content) - set(Experiment.model_fields):
             raise ConfigError(

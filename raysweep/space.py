@@ -23,6 +23,9 @@ _SHAPES = {
     "choice": "[value, value, ...]",
     "grid": "[value, value, ...]",
 }
+KINDS = tuple(_SHAPES)
+"""The names of the domains, as sweep files write them."""
+
 _SAMPLE_DIGITS = 6
 _MAX_ENUMERATED = 10_000
 

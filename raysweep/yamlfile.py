@@ -147,6 +147,11 @@ def config_error(error: ValidationError, root: type[BaseModel], origin: str) -> 
             lines.append(unknown_key(dotted, valid_names(root, path[:-1])))
             continue
         text = item["msg"].removeprefix("Value error, ")
+        if item["type"] in ("model_type", "dict_type"):
+            names = valid_names(root, path)
+            text = "takes settings below it (key: value" + (f"; valid: {', '.join(names)})" if names else ")")
+        elif item["type"] == "list_type":
+            text = "takes a list, [...]"
         shown = "" if item["type"] in ("missing", "value_error") else f", got {item['input']!r}"
         lines.append(f"{dotted}: {text}{shown}" if dotted else text)
     head = f"{origin}: {len(lines)} mistakes" if len(lines) > 1 else origin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,35 @@ def test_a_ray_of_another_program_is_left_alone(run: Run, tmp_path: Path, monkey
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr(engine, "running_cluster", running_cluster)
     refused(run("tune"), tmp_path, "another program runs its own Ray", "ray start --head")
+
+
+def test_a_cluster_that_does_not_answer_is_told_at_once(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray itself tries for more than nine minutes, and tells it in its own words."""
+    from raysweep.cluster import join
+    from raysweep.tune import engine
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # bound, but not listening: it refuses
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        monkeypatch.setattr("ray.is_initialized", lambda: False)
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        monkeypatch.setattr(engine, "running_cluster", join.running_cluster)
+        why = f"cannot join the Ray cluster at {address}: [Errno 111] Connection refused; check RAY_ADDRESS, or set it to `local`"
+        refused(run("tune"), tmp_path, why)
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("trian.epochs=2", "--set trian.epochs: trian: unknown key; nearest: train; valid: name"),
+        ("space.model.depth.grid=[1, 2]", "a domain is set whole: --set 'space.model.depth={grid: [1, 2]}'"),
+        ("scheduler=asha", "scheduler: takes settings below it (key: value; valid: name, params, grace_period"),
+        ("constraints=model.depth > 2", "constraints: takes a list, [...], got 'model.depth > 2'"),
+        ("name=a/b", "name: letters, digits and . _ -, at most 64, the first a letter or a digit; got 'a/b'"),
+    ],
+)
+def test_a_setting_of_the_wrong_form_is_shown_the_right_one(run: Run, tmp_path: Path, setting: str, text: str) -> None:
+    refused(run("tune", "--set", setting), tmp_path, text)
 
 
 def test_all_mistakes_come_at_once(run: Run, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from pathlib import Path
 from raysweep.cluster.capacity import all_machines, can_grow_to
 from raysweep.cluster.resources import Available
 from raysweep.errors import ClusterError
+
+_REACHED_S = 10.0
 
 _ENVIRONMENT = {
     # Trials write no CSV, JSON and TensorBoard files of Tune's own: the journal holds the rows.
@@ -127,6 +130,7 @@ def connected(*, poll_s: float = 0.1, verbose: bool = False) -> Iterator[Cluster
         address = running_cluster()
         try:
             if address:
+                _check_reachable(address)
                 ray.init(address=address, log_to_driver=verbose, runtime_env={"env_vars": variables}, **_logging(verbose))
             else:
                 here = available_here()
@@ -142,6 +146,14 @@ def connected(*, poll_s: float = 0.1, verbose: bool = False) -> Iterator[Cluster
             yield _cluster(joined=address is not None)
         finally:
             ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ask at `host:port` whether anybody is there: Ray itself tries for many minutes, and says so in its own words only."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        with socket.create_connection((host, int(port)), timeout=_REACHED_S):
+            pass
 
 
 def _logging(verbose: bool) -> dict[str, object]:

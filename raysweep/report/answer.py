@@ -108,8 +108,10 @@ def status(results: Results) -> str:
     started, times_seen = results.start.get("time"), [e.get("time") for e in results.ends.values()]
     if "time" in results.rows:
         times_seen += [float(t) for t in results.rows["time"].dropna()]
-    last = max((float(t) for t in times_seen if t is not None), default=None)
-    when = f" Started {moment(started)}" if not missing(started) else ""
+    times = [float(t) for t in times_seen if t is not None]
+    last = max(times, default=None)
+    again = bool(times) and not missing(started) and min(times) < float(str(started))
+    when = f" {'Last started' if again else 'Started'} {moment(started)}" if not missing(started) else ""
     if when and last is not None:
         when += f", last entry {moment(last)}"
     trained = f" Training time of all trials together: {duration(float(results.trials['seconds'].sum()))}."

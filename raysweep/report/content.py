@@ -60,7 +60,7 @@ def gather(results: Results) -> Content:
         remarks=tuple(sentences.remarks(results)),
         status=sentences.status(results),
         pictures=_pictures(results),
-        leaderboard=tables.leaderboard(results),
+        leaderboard=tables.explained(tables.leaderboard(results)),
         failures=tuple(tables.failures(results)),
         workers=workers_table(results),
         population=population_table(results),

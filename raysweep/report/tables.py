@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
@@ -117,6 +117,9 @@ def settings_text(trial: Mapping[str, Any], params: Mapping[str, str]) -> str:
     )
 
 
+_VERSUS = "below mean image"
+
+
 def leaderboard(results: Results, limit: int = 50, digits: int = 6) -> Table:
     """The trials, best first, with what became of each; at most `limit`, and a note on where the others are.
 
@@ -130,7 +133,7 @@ def leaderboard(results: Results, limit: int = 50, digits: int = 6) -> Table:
     mean_image = baselines(results.data).get("mean image", 0.0)
     compared = mean_image > 0 and metric == "val_loss"
     losses = [metric] if metric == "val_loss" else [metric, "val_loss"]
-    header = ["", "trial", *params, *losses, *(["below mean image"] if compared else [])]
+    header = ["", "trial", *params, *losses, *([_VERSUS] if compared else [])]
     header += ["best epoch", "parameters", "time", "status", "why"]
     best = results.best
     rows = []
@@ -158,6 +161,14 @@ def leaderboard(results: Results, limit: int = 50, digits: int = 6) -> Table:
         marked=0 if best is not None else None,
         note=f"... {more} more in trials.csv" if more > 0 else "",
     )
+
+
+def explained(board: Table) -> Table:
+    """The leaderboard with a sentence on the column whose name does not say all."""
+    if _VERSUS not in board.header:
+        return board
+    text = f"{_VERSUS}: the loss of answering every input with the mean training image, divided by the trial's val_loss."
+    return replace(board, note=f"{board.note}. {text}" if board.note else text)
 
 
 def _epochs(trial: Any) -> str:

@@ -9,6 +9,7 @@ from raysweep.cluster.join import Cluster, available_here, connected, running_cl
 from raysweep.cluster.resources import Allocation, allocate, concurrency, largest
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
+from raysweep.console import shown_path
 from raysweep.errors import CheckpointError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
@@ -125,7 +126,7 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
     check_shared(directory, cluster)
     directory.write_manifest(manifest())
     epochs = sweep.experiment.train.epochs
-    say(f"{plan.num_planned} trials x {epochs} epochs, {at_once} at a time ({why}); {directory.path.name}/")
+    say(f"{plan.num_planned} trials x {epochs} epochs, {at_once} at a time ({why}); {shown_path(directory.path)}/")
     predicted = read_prediction(directory.path.parent, sweep.name, what_for(plan, job.past, job.todo, allocation, at_once))
     journal = JournalWriter(directory.journal)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from pathlib import Path
@@ -112,6 +113,23 @@ def test_an_unfinished_sweep_says_so(make: Make) -> None:
     results = load(make([trial(at, 0.02), trial(at, 0.03, status=None)], finish=None))
     assert answer.status(results).startswith("2 planned: 1 completed, 1 unfinished. The sweep has not finished.")
     assert "budget was used up" in answer.status(load(make([trial(at, 0.02)], name="b", finish="budget")))
+
+
+def test_a_sweep_that_was_gone_on_with_says_when_it_started_last(make: Make) -> None:
+    directory = make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.02)])
+    assert " Started 20" in answer.status(load(directory))
+    journal = directory / "journal.jsonl"
+    first = json.loads(journal.read_text().splitlines()[0])
+    journal.write_text(journal.read_text() + json.dumps({**first, "time": first["time"] + 7200.0}) + "\n")
+    assert " Last started 20" in answer.status(load(directory))
+
+
+def test_the_column_that_needs_it_is_explained_below_the_table(make: Make) -> None:
+    results = load(make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.012)] * 60))
+    note = tables.explained(tables.leaderboard(results)).note
+    assert note.startswith("... 10 more in trials.csv. below mean image: the loss of answering every input with the mean")
+    plain = load(make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.012)], name="plain", data={}))
+    assert tables.explained(tables.leaderboard(plain)).note == ""
 
 
 def test_edge_of_the_range_says_which_way_to_widen(make: Make) -> None:
