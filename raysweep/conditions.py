@@ -255,12 +255,17 @@ def _expression(text: str, where: str, mistakes: list[str]) -> Expression | None
     except ValueError as error:
         mistakes.append(f"{where}: {error}")
         return None
-    unknown = [f"{where}: {line}" for name in expression.names if (line := _unknown(name))]
+    unknown = [
+        f"{where}: {line}{'' if '.' in name else ', texts stand in quotes'}"
+        for name in expression.names
+        if (line := unknown_setting(name))
+    ]
     mistakes += unknown
     return None if unknown else expression
 
 
-def _unknown(name: str) -> str:
+def unknown_setting(name: str) -> str:
+    """One line that refuses the dotted key of no setting, with the nearest one; "" where it is one."""
     *parents, last = name.split(".")
     names = valid_names(Experiment, parents) if parents else []
     if last in names or parents[:2] == ["model", "params"]:
@@ -270,7 +275,7 @@ def _unknown(name: str) -> str:
     keys = [f"{section}.{key}" for section in Experiment.model_fields for key in valid_names(Experiment, [section])]
     near = [key for key in keys if key.rpartition(".")[2] == last] or difflib.get_close_matches(name, keys, n=1)
     hint = f"; nearest: {near[0]}" if near else ""
-    return f"{name}: no such setting{hint}; settings have dotted keys (model.depth), texts stand in quotes"
+    return f"{name}: no such setting{hint}; settings have dotted keys (model.depth)"
 
 
 def _tries(domain: Domain) -> list[Any]:

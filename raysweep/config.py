@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 from typing_extensions import Self
 
-from raysweep.conditions import Rules
+from raysweep.conditions import Rules, unknown_setting
 from raysweep.errors import ConfigError
 from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
@@ -147,6 +147,8 @@ class Sweep(Section):
         *parents, last = key.split(".")
         names = valid_names(Experiment, parents)
         if parents[:2] != ["model", "params"] and last not in names:
+            if not parents:
+                return [f"space.{unknown_setting(key)}"]
             return [unknown_key(f"space.{key}", names or list(Experiment.model_fields))]
         operational = parents[:1] == ["scale"] or (parents == ["train"] and last in OPERATIONAL["train"])
         if operational or [*parents, last] in (["data", "path"], ["data", "target_path"]):
@@ -196,7 +198,7 @@ class Sweep(Section):
         known = [*cls.model_fields, *Experiment.model_fields]
         for key in overrides:
             if (head := key.partition(".")[0]) not in known:
-                raise ConfigError(f"--set {key}: {unknown_key(head, known)}")
+                raise ConfigError(f"--set {key}: {unknown_key(head, known)}" if "." in key else f"--set {unknown_setting(key)}")
         space = {k.removeprefix("space."): v for k, v in overrides.items() if k.startswith("space.")}
         for key, value in space.items():
             setting, _, kind = key.rpartition(".")

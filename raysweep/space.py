@@ -179,7 +179,9 @@ def parse(value: Any) -> Domain:
     if isinstance(value, list):
         raise ValueError(f"say how to walk through the list: {{grid: {value}}} or {{choice: {value}}}")
     if not isinstance(value, dict) or len(named := {name: args for name, args in value.items() if name != "when"}) != 1:
-        raise ValueError(f"a domain is a mapping with one key (and `when`, its condition), got {value!r}; forms: {forms}")
+        near = difflib.get_close_matches("when", value, n=1) if isinstance(value, dict) and "when" not in value else []
+        hint = f"; {near[0]}: nearest: when" if near else ""
+        raise ValueError(f"a domain is a mapping with one key (and `when`, its condition), got {value!r}{hint}; forms: {forms}")
     when = value.get("when", "model.depth > 3")
     if not isinstance(when, str) or not when.strip():
         raise ValueError(f"when takes a condition in quotes, such as 'model.depth > 3', got {when!r}")

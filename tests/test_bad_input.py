@@ -140,6 +140,9 @@ def test_a_cluster_that_does_not_answer_is_told_at_once(run: Run, tmp_path: Path
     ("setting", "text"),
     [
         ("trian.epochs=2", "--set trian.epochs: trian: unknown key; nearest: train; valid: name"),
+        ("lr=2", "--set lr: no such setting; nearest: optim.lr; settings have dotted keys (model.depth)"),
+        ("space.lr={grid: [1e-3]}", "space.lr: no such setting; nearest: optim.lr; settings have dotted keys (model.depth)"),
+        ("space.optim.lr={grid: [1e-3], wen: model.depth > 2}", "'wen': 'model.depth > 2'}; wen: nearest: when"),
         ("space.model.depth.grid=[1, 2]", "a domain is set whole: --set 'space.model.depth={grid: [1, 2]}'"),
         ("scheduler=asha", "scheduler: takes settings below it (key: value; valid: name, params, grace_period"),
         ("constraints=model.depth > 2", "constraints: takes a list, [...], got 'model.depth > 2'"),
