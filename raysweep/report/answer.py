@@ -39,12 +39,17 @@ def answer(results: Results) -> str:
         return _no_best(results)
     metric = results.metric
     what = settings_text(dict(best), results.params) or f"trial {best['trial']}"
-    worth = results.configurations.iloc[0]["mean"] if results.has_seeds else best[metric]
+    worth = _worth(results, best)
     value = f"{metric} {measured(worth)}{seeds.spread(results) if results.has_seeds else ''}"
     compared = _comparisons(worth if metric == "val_loss" else best["val_loss"], baselines(results.data))
     if metric != "val_loss" and compared:
         value += f" (val_loss {measured(best['val_loss'])})"
     return f"Best: {what}: {', '.join([value, *compared])}."
+
+
+def _worth(results: Results, best: Any) -> Any:
+    """The objective that the best is ranked by: its own, or with several seeds their mean."""
+    return results.configurations.iloc[0]["mean"] if results.has_seeds else best[results.metric]
 
 
 def _comparisons(loss: Any, against: Mapping[str, float]) -> list[str]:
@@ -135,9 +140,11 @@ def remarks(results: Results) -> list[str]:
         return []
     texts = []
     if worse_than_mean_image(results):
+        which = "configuration, in the mean over its seeds," if results.has_seeds else "trial"
+        learned = "" if results.has_seeds else ": no trial has learned anything about single images"
         texts.append(
-            "The best trial is not better than answering every input with the mean image: no trial has learned anything "
-            "about single images. Look at the learning rate, the pairs of X and Y, and the number of epochs."
+            f"The best {which} is not better than answering every input with the mean image{learned}. "
+            "Look at the learning rate, the pairs of X and Y, and the number of epochs."
         )
     if results.sweep and results.finished == "completed":  # else values further out may not have run yet
         texts += edge_hints(results.sweep, dict(best), results.trials.to_dict("list"))
@@ -152,9 +159,12 @@ def remarks(results: Results) -> list[str]:
 
 
 def worse_than_mean_image(results: Results) -> bool:
-    """Whether there is a best trial, and even it is not better than the mean image."""
+    """Whether there is a best, and even it is not better than the mean image."""
     best, mean_image = results.best, baselines(results.data).get("mean image")
-    return best is not None and mean_image is not None and not missing(best["val_loss"]) and bool(best["val_loss"] >= mean_image)
+    if best is None or mean_image is None:
+        return False
+    loss = _worth(results, best) if results.metric == "val_loss" else best["val_loss"]
+    return not missing(loss) and bool(loss >= mean_image)
 
 
 def _last_gain(results: Results, trial: int) -> float:

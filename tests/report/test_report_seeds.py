@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from report_sweeps import Make, Trial, diverged, failed, trial
 
-from raysweep.report.answer import answer, remarks
+from raysweep.report.answer import answer, remarks, worse_than_mean_image
 from raysweep.report.build import build_report
 from raysweep.report.seeds import contest_text, seeds_table
 from raysweep.report.tables import leaderboard
@@ -42,6 +42,13 @@ def test_the_best_configuration_is_the_one_with_the_best_mean(make: Make) -> Non
     text = answer(results)
     assert "lr 0.001: val_loss 0.0160 ± 0.00200 (mean and standard deviation of 3 seeds)" in text
     assert "6.8x below the mean image" in text, "of the mean, 0.108 / 0.016"
+
+
+def test_a_lucky_seed_below_the_mean_image_makes_no_good_sweep(make: Make) -> None:
+    results = load(make(seeds(1e-3, 0.09, 0.2), space=SPACE))  # the mean image: 0.108
+    assert "NOT better than the mean image" in answer(results)
+    assert worse_than_mean_image(results)
+    assert "The best configuration, in the mean over its seeds, is not better than answering" in remarks(results)[0]
 
 
 def test_psnr_is_better_when_it_is_higher(make: Make) -> None:
