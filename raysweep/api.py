@@ -65,6 +65,9 @@ class SweepResult:
             if found.empty:
                 raise StoreError(f"{self.directory} has the trials 0 to {len(self.trials) - 1}, not {trial}")
             row = found.iloc[0]
+            if not row["checkpoint"]:
+                why = f": {row['reason']}" if row["reason"] else ""
+                raise StoreError(f"trial {trial} has no model, because it has no finite epoch; it is {row['status']}{why}")
         return load_model(self.results.directory.trial(str(row["key"])) / "best.pt")
 
     def __repr__(self) -> str:

@@ -68,6 +68,8 @@ def test_a_model_that_raises_is_a_trial_error_and_in_the_results(tmp_path: Path,
     assert left.best is None
     with pytest.raises(StoreError, match="no trial"):
         left.load_model()
+    with pytest.raises(StoreError, match="trial 0 has no model, because it has no finite epoch; it is failed: .*never in training"):
+        left.load_model(trial=0)
 
 
 def test_a_trial_that_is_not_there_is_named(tmp_path: Path) -> None:
