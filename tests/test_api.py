@@ -68,7 +68,8 @@ def test_a_model_that_raises_is_a_trial_error_and_in_the_results(tmp_path: Path,
     assert left.best is None
     with pytest.raises(StoreError, match="no trial"):
         left.load_model()
-    with pytest.raises(StoreError, match="trial 0 has no model, because it has no finite epoch; it is failed: .*never in training"):
+    why = r"trial 0 has no model, because it has no finite epoch; it is failed: .*never in training"
+    with pytest.raises(StoreError, match=why):
         left.load_model(trial=0)
 
 
