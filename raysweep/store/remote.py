@@ -30,11 +30,9 @@ class Place:
 
     Attributes:
         local: the directory that sweeps work in.
-        is_remote: whether it is another place than the working directory.
         unsent: why the place does not have the last state; "" where it has.
     """
 
-    is_remote = False
     unsent = ""
 
     def __init__(self, local: Path) -> None:
@@ -86,8 +84,6 @@ class RemotePlace(Place):
         say: takes lines for people.
         every_s, give_up_after_s: as Mirror.
     """
-
-    is_remote = True
 
     def __init__(
         self,

@@ -126,7 +126,7 @@ class PopulationRecorder(SweepRecorder):
         """
         while not self.is_over:
             for number in sorted(self._rows):
-                if number not in self._running.values() and (number in self._behind or not self._is_done(number)):
+                if number not in self._running.values() and self._is_to_train(number):
                     self._running[trial_id] = number
                     trial = self.states[number].trial
                     self.assigned(trial_id, trial)
@@ -142,6 +142,13 @@ class PopulationRecorder(SweepRecorder):
     def segment_ended(self, trial_id: str) -> None:
         """Ray Tune's trial is over."""
         self._behind.discard(self._running.pop(trial_id, -1))
+
+    def num_left(self) -> int:
+        """Members that have yet to end this generation: whom the others wait for may have all workers."""
+        return sum(number in self._running.values() or self._is_to_train(number) for number in self._rows)
+
+    def _is_to_train(self, number: int) -> bool:
+        return number in self._behind or not self._is_done(number)
 
     def _last_epoch(self) -> int:
         return min(self.generation * self._interval, self._epochs)

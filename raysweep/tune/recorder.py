@@ -222,6 +222,10 @@ class SweepRecorder:
         """The state with the best finite objective, of trials that neither diverged nor failed."""
         return self._best
 
+    def num_left(self) -> int:
+        """Trials that may ask for workers yet: those that have not ended, and those that a search has not thought of."""
+        return self.plan.num_planned - self.num_ended
+
     def seconds_left(self) -> float | None:
         """At the pace so far, if every trial that has not ended runs to its last epoch; None before the first row."""
         if not self._epochs_done:

@@ -98,6 +98,10 @@ class ShareCallback(NotSaved, Callback):  # type: ignore[misc]
         self._file.parent.mkdir(exist_ok=True)
         self.look()
 
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        # Before it trains: the first of a population's next generation must not start with the share of the last one before.
+        self.look()
+
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         if self._clock() >= self._next_look:
             self.look()
@@ -113,9 +117,8 @@ class ShareCallback(NotSaved, Callback):  # type: ignore[misc]
         running = {state.trial.key for state in states if state.status == "running"}
         known = [key for key in self._running if key in running]
         self._running = known + sorted(running - set(known))
-        left = self._recorder.plan.num_planned - sum(state.has_ended for state in states)
         low, high = self._allocation.workers, self._allocation.max_workers
-        shares = fair_shares(self._workers, self._at_once, left, self._running, low, high)
+        shares = fair_shares(self._workers, self._at_once, self._recorder.num_left(), self._running, low, high)
         if shares != self._told:
             with contextlib.suppress(OSError):  # the next look tries again; of a full disk the journal tells
                 write_atomically(self._file, json.dumps(asdict(shares)).encode())

@@ -143,6 +143,28 @@ def test_a_driver_killed_while_it_extends_a_population_changes_nothing(whole: Ru
         assert list(load(again.directory.path).trials["status"]) == ["completed"] * 5
 
 
+def test_what_was_copied_stays_until_the_journal_has_the_next_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store's copy may be a generation behind: what the journal told last must be there to be sent."""
+    append, there = JournalWriter._append, list[list[str]]()
+
+    def looks(journal: JournalWriter, content: Any, durable: bool) -> None:
+        if content.get("event") == "population":
+            folder = run.directory.trial(run.plan.trials[content["trial"]].key)
+            there.append(sorted(path.name for path in folder.glob("clone-*")))
+        append(journal, content, durable)
+
+    monkeypatch.setattr(JournalWriter, "_append", looks)
+    run = Run(settings(epochs=9), tmp_path)
+    assert run.to_the_end()
+    again = [names for names in there if len(names) > 1]
+    assert again
+    assert all(len(names) <= 2 for names in there)
+    last = {c["trial"]: c["generation"] for c in events(run, "population")}
+    assert {path.parent.name: path.name for path in run.directory.path.glob("trials/*/clone-*")} == {
+        run.plan.trials[number].key: f"clone-{generation}" for number, generation in last.items()
+    }
+
+
 def killed_before_the_first_copy(whole: Run, storage: Path) -> Run:
     told = [event["event"] for event in read_events(whole.directory.journal)]
     run = Run(settings(), storage)
@@ -248,6 +270,19 @@ def test_a_lost_process_is_an_attempt_and_its_next_segment_none(tmp_path: Path) 
             recorder.started(trial_id)
             assert recorder.states[0].attempts == attempts
             assert recorder.states[0].status == "running"
+
+
+def test_whom_the_others_wait_for_may_have_all_workers(tmp_path: Path) -> None:
+    left: list[int] = []
+
+    def trains(experiment: Experiment, directory: Path, tell: Any) -> tuple[str, dict[str, Any]]:
+        left.append(run.recorder.num_left())
+        return weight_trainer(experiment, directory, tell)
+
+    run = Run(settings(), tmp_path)
+    assert run.to_the_end(trains, at_once=2)
+    assert left == [5, 4, 3, 2, 1] * 3
+    assert run.recorder.num_left() == 0
 
 
 def test_the_table_shows_the_settings_that_a_member_has_now(whole: Run) -> None:

@@ -86,7 +86,10 @@ class Sweep:
         states = {
             n: SimpleNamespace(trial=SimpleNamespace(key=f"k{n}"), status="waiting", has_ended=False) for n in range(trials)
         }
-        self.recorder: Any = SimpleNamespace(states=states, plan=SimpleNamespace(num_planned=trials))
+        self.planned = trials
+        self.recorder: Any = SimpleNamespace(
+            states=states, num_left=lambda: self.planned - sum(state.has_ended for state in states.values())
+        )
 
     def callback(self, directory: Path, at_once: int = 2) -> ShareCallback:
         return ShareCallback(directory, self.recorder, Allocation(1, 1, 0, 8), at_once, 10.0, lambda: self.now)
@@ -122,13 +125,27 @@ def test_the_file_follows_the_trials_and_is_written_only_for_a_change(tmp_path: 
     assert sweep.writes == writes + 1
 
 
+def test_who_starts_finds_a_share_that_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member of a generation has all workers; the next generation's first must not begin with as many."""
+    sweep = Sweep(tmp_path, monkeypatch, trials=3)
+    callback = sweep.callback(tmp_path)
+    sweep.set(0, "running")
+    sweep.recorder.num_left = lambda: 1
+    assert sweep.after(1, callback) == {"k0": 4}
+    sweep.set(0, "waiting")
+    sweep.set(1, "running")
+    sweep.recorder.num_left = lambda: 3
+    callback.on_trial_start(0, [], None)
+    assert json.loads(sweep.file.read_text())["each"] == {"k1": 2}
+
+
 def test_trials_that_a_search_has_still_to_think_of_keep_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = Sweep(tmp_path, monkeypatch, trials=1)
-    sweep.recorder.plan.num_planned = 5
+    sweep.planned = 5
     callback = sweep.callback(tmp_path)
     sweep.set(0, "running")
     assert sweep.after(1, callback) == {"k0": 2}
-    sweep.recorder.plan.num_planned = 1  # it has found no other
+    sweep.planned = 1  # it has found no other
     assert sweep.after(1, callback) == {"k0": 4}
 
 
