@@ -129,7 +129,8 @@ class SweepRecorder:
         """Ray Tune's id of a trial; a trial that a searcher has just thought of is planned by it."""
         self._numbers[trial_id] = trial.number
         if trial.number not in self.states:
-            self._to_run.add(trial.key)
+            if not trial.infeasible:
+                self._to_run.add(trial.key)
             self._planned(trial)
 
     def known(self, trial: PlannedTrial) -> TrialState | None:

@@ -13,7 +13,7 @@ from raysweep.store.directory import SweepDirectory, directories_of
 from raysweep.store.journal import read_events
 from raysweep.sweep_settings import LISTED
 from raysweep.tune.contest import go_on
-from raysweep.tune.own import is_in
+from raysweep.tune.own import is_in, is_own
 from raysweep.tune.plan import Plan, PlannedTrial, as_listed, make_plan
 from raysweep.tune.seeds import add_seeds
 from raysweep.tune.which import why_other
@@ -164,6 +164,8 @@ def _point(plan: Plan, old: PastTrial) -> dict[str, Any] | None:
     if plan.rules.holds(old.overrides):
         return old.overrides
     try:
+        if old.status == "infeasible" and is_own(plan.sweep.search.algorithm) and not plan.rules.misfits(old.overrides):
+            return old.overrides  # one's own searcher is shown what broke a constraint; the others draw anew
         trained = plan.experiment(old.overrides)
         point = plan.rules.choose(lambda key: as_listed(trained.get(key)))
         is_held = all(key in old.overrides or is_in(plan.sweep.space[key], value) for key, value in point.items())

@@ -246,6 +246,31 @@ def make(space, mode, seed):
     assert events(tmp_path, "decision") == []
 
 
+def test_a_searcher_is_shown_again_what_broke_a_constraint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+SEEN = []
+
+class Search:
+    def suggest(self, known):
+        SEEN.append([trial.status for trial in known])
+        return {"optim.lr": 10.0 ** -(1 + len(known))}
+
+def make(space, mode, seed):
+    return Search()
+"""
+    (tmp_path / "listing_search.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    space, storage = {"optim.lr": {"loguniform": [1e-6, 1e-1]}}, tmp_path / "results"
+    for number, shown in ((1, [[], ["infeasible"]]), (2, [["infeasible", "ended"]])):
+        search = {"algorithm": "listing_search:make", "num_samples": number}
+        life({**tree(space=space, search=search), "constraints": ["optim.lr < 0.1"]}, storage, World())
+        import listing_search  # type: ignore[import-not-found]
+
+        seen, listing_search.SEEN = listing_search.SEEN, []
+        assert seen == shown
+    assert [e["status"] for e in events(storage, "end")] == ["infeasible", "completed", "completed"]
+
+
 # --- Journals that are not whole ----------------------------------------------------------------------------------------
 
 
