@@ -24,7 +24,7 @@ def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
 
 def _why_anew(plan: Plan, past: Past, new: list[PlannedTrial]) -> str:
     """Why trials are new whose settings the journal has; "" where there is none such."""
-    known = {repr(sorted(trial.overrides.items())) for trial in past.trials.values()}
+    known = {repr(sorted(trial.overrides.items())) for trial in past.trials.values() if trial.status != "infeasible"}
     number = sum(repr(sorted(trial.overrides.items())) in known for trial in new)
     if not number:
         return ""

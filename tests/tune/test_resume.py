@@ -114,6 +114,14 @@ def test_trials_that_are_new_for_another_reason_than_their_settings_say_so(past:
     assert "no trial of this plan; 4 are new (4 with settings that were trained before: this release of raysweep" in text
 
 
+def test_what_was_infeasible_was_not_trained_before(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is repaired has new trials where the old ones could not be run; its code may be the same."""
+    monkeypatch.setattr("raysweep.store.keys.TRAINING_VERSION", 999)
+    for trial in past.trials.values():
+        trial.status = "infeasible"
+    assert sorted_out(past, sweep())[2].endswith("4 are new")
+
+
 def test_more_epochs_go_on_with_what_is_completed(past: Past) -> None:
     done, to_run, _ = sorted_out(past, sweep(experiment__train__epochs=6))
     assert (done, to_run) == ([1], [0, 2, 3]), "a failure stands, a completed trial goes on from its checkpoint"
