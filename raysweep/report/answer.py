@@ -6,6 +6,7 @@ Pure functions from results to texts; numbers and tables are tables.py.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
@@ -107,7 +108,7 @@ def status(results: Results) -> str:
     state = {
         "completed": "",
         None: f" The {what} has not finished.",
-        "budget": f" The {what} ended because its budget was used up.",
+        "budget": f" The {what} ended because {_budget(results)}.",
         "interrupted": f" The {what} was interrupted and has not finished.",
     }.get(results.finished, f" The {what} ended as {results.finished}.")
     started, times_seen = results.start.get("time"), [e.get("time") for e in results.ends.values()]
@@ -121,6 +122,15 @@ def status(results: Results) -> str:
         when += f", last entry {moment(last)}"
     trained = f" Training time of all trials together: {duration(float(results.trials['seconds'].sum()))}."
     return f"{counts(results)}.{state}{when + '.' if when else ''}{trained}{planned(results)}"
+
+
+def _budget(results: Results) -> str:
+    """Which budget ended a sweep, from what its trials were ended with."""
+    reasons = [str((end.get("reason") or {}).get("text", "")) for end in results.ends.values() if end.get("status") == "budget"]
+    named = [found[0] for reason in reasons if (found := re.match(r"budget\.\w+ was (spent|reached by trial \d+)", reason))]
+    if not named:
+        return "its budget was used up"
+    return named[0] + ("; with more of it the same command goes on" if named[0].endswith("spent") else "")
 
 
 def planned(results: Results) -> str:

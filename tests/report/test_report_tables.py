@@ -115,6 +115,22 @@ def test_an_unfinished_sweep_says_so(make: Make) -> None:
     assert "budget was used up" in answer.status(load(make([trial(at, 0.02)], name="b", finish="budget")))
 
 
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (
+            "budget.wall_time_s was spent before it started",
+            "budget.wall_time_s was spent; with more of it the same command goes on.",
+        ),
+        ("budget.target was reached by trial 0 in epoch 2", "budget.target was reached by trial 0."),
+    ],
+)
+def test_the_budget_that_ended_a_sweep_is_named(make: Make, reason: str, text: str) -> None:
+    at = {"optim.lr": 1e-3, "model.depth": 2}
+    left = trial(at, 0.03, status=None) | {"status": "budget", "reason": {"text": reason}}
+    assert f" The sweep ended because {text}" in answer.status(load(make([trial(at, 0.02), left], finish="budget")))
+
+
 def test_a_sweep_that_was_gone_on_with_says_when_it_started_last(make: Make) -> None:
     directory = make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.02)])
     assert " Started 20" in answer.status(load(directory))
