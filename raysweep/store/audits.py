@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from raysweep.store.rows import by_trial
+
 _Z = 1.959963984540054  # of 95 %, two-sided
 
 
@@ -78,13 +80,14 @@ def audited_trials(
     through = [n for n in others.index if _ended_by_itself(ends.get(int(n)))]
     best = float((others[metric] * sign).min()) if len(others) else None
     median = float((others.loc[through, metric] * sign).median()) if through else None
-    records = []
+    records, places = [], by_trial(rows)
     for number, decision in sorted(told.items()):
         trial = by_number.loc[number]
         has_ended = _ended_by_itself(ends.get(number))
         # A trial that diverged has no value that counts, and a stop that kept it from doing so was right.
         value = float(trial[metric]) * sign if has_ended and trial["status"] != "diverged" else math.inf
-        after = rows[(rows["trial"] == number) & (rows["epoch"] > decision["epoch"])]
+        own = rows.iloc[places.get(number, slice(0))]
+        after = own[own["epoch"] > decision["epoch"]]
         records.append(
             {
                 "trial": number,
@@ -134,12 +137,12 @@ def stopping(
         audited: as `audited_trials` returns it.
         epochs: of a trial that runs to its end.
     """
-    saved_epochs, saved_seconds, num_stopped = 0, 0.0, 0
+    saved_epochs, saved_seconds, num_stopped, places = 0, 0.0, 0, by_trial(rows)
     for number, end in ends.items():
         if end["status"] != "stopped" or (end.get("reason") or {}).get("rule") == "patience":
             continue
         num_stopped += 1
-        own = rows[rows["trial"] == number]
+        own = rows.iloc[places.get(number, slice(0))]
         left = max(0, epochs - int(own["epoch"].max())) if len(own) else 0
         saved_epochs += left
         saved_seconds += left * _device_seconds(own) / max(1, len(own))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import math
 import os
@@ -143,19 +144,53 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, line
 
 
+def _parsed(lines: list[tuple[int, bytes]]) -> list[Any] | None:
+    """What stands in some lines, parsed at once, which takes half the time; None where a line is not one event."""
+    if all(line.startswith(b"{") and line.endswith(b"}\n") for _, line in lines):
+        with contextlib.suppress(ValueError):
+            events = json.loads(b"[" + b",".join(line for _, line in lines) + b"]")
+            return events if len(events) == len(lines) else None
+    return None
+
+
 def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Line numbers and what stands there."""
     with path.open("rb") as file:
-        for number, line in _lines(file):
-            if line == b"\n":
+        lines = ((number, line) for number, line in _lines(file) if line != b"\n")
+        while some := list(itertools.islice(lines, 256)):
+            events = _parsed(some)
+            for place, (number, line) in enumerate(some):
+                try:
+                    event = json.loads(line) if events is None else events[place]
+                except ValueError as error:
+                    raise _damaged(path, number, error) from None
+                if not isinstance(event, dict) or not ("event" in event or "row" in event):
+                    raise _damaged(path, number, "neither an event nor a row")
+                yield number, event
+
+
+def read_entries(path: Path) -> Iterator[tuple[list[str], Any]]:
+    """As read_events, but rows as they stand: the names of a row's values, and [trial, value, ...]; no names: an event.
+
+    Raises:
+        StoreError: as read_events.
+    """
+    columns: list[str] = []
+    try:
+        for line, event in _events(path):
+            if event.get("event") == "columns":
+                columns = event["columns"]
+            elif "row" in event:
+                row = event["row"]
+                if not isinstance(row, list) or not columns or len(row) != len(columns) + 1:
+                    values = len(row) - 1 if isinstance(row, list) else 0
+                    raise _damaged(path, line, f"a row of {values} values for {len(columns)} columns")
+                yield columns, row
                 continue
-            try:
-                event = json.loads(line)
-            except ValueError as error:
-                raise _damaged(path, number, error) from None
-            if not isinstance(event, dict) or not ("event" in event or "row" in event):
-                raise _damaged(path, number, "neither an event nor a row")
-            yield number, event
+            yield [], event
+    except OSError as error:
+        why = error.strerror or error
+        raise StoreError(f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl") from None
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
@@ -168,18 +203,6 @@ def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
     Raises:
         StoreError: the file is missing, unreadable, or damaged before its last line.
     """
-    columns: list[str] = []
-    try:
-        for number, (line, event) in enumerate(_events(path)):
-            if event.get("event") == "columns":
-                columns = event["columns"]
-            elif "row" in event:
-                trial, *values = event["row"]
-                if len(values) != len(columns):
-                    raise _damaged(path, line, f"a row of {len(values)} values for {len(columns)} columns")
-                event = {"event": "row", "trial": trial, **dict(zip(columns, values, strict=True))}
-            if number >= start:
-                yield event
-    except OSError as error:
-        why = error.strerror or error
-        raise StoreError(f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl") from None
+    for number, (columns, event) in enumerate(read_entries(path)):
+        if number >= start:
+            yield {"event": "row", "trial": event[0], **dict(zip(columns, event[1:], strict=True))} if columns else event

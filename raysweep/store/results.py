@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from raysweep.config import Sweep
@@ -18,10 +19,11 @@ from raysweep.errors import StoreError
 from raysweep.store.audits import audited_trials
 from raysweep.store.configurations import Contest, Groups, configurations, group, read_contest
 from raysweep.store.directory import SweepDirectory
-from raysweep.store.journal import read_events
+from raysweep.store.journal import read_entries
 from raysweep.store.population import population_frame, settings_columns, with_settings
 from raysweep.store.prediction import WallTime
 from raysweep.store.reasons import describe_end
+from raysweep.store.rows import RowTable, by_trial
 from raysweep.sweep_settings import SEED
 
 STATUSES = ("completed", "stopped", "diverged", "failed", "infeasible", "interrupted", "budget", "unfinished")
@@ -36,7 +38,6 @@ class _Trial:
     key: str
     overrides: dict[str, Any]
     planned: dict[str, Any]
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
     end: dict[str, Any] | None = None
     attempts: int = 0
     copies: list[dict[str, Any]] = field(default_factory=list)
@@ -148,8 +149,15 @@ def load(path: str | Path) -> Results:
     copies: list[dict[str, Any]] = []
     finished: str | None = None
     wall = WallTime()
-    for number, event in enumerate(read_events(directory.journal)):
+    table = RowTable()
+    for number, (columns, event) in enumerate(read_entries(directory.journal)):
         try:
+            if columns:
+                if event[0] not in trials:
+                    raise KeyError(event[0])
+                table.add(columns, event)
+                wall.see("row", {"time": event[-1]})
+                continue
             name = event.pop("event")
             wall.see(name, event)
             if name == "start":
@@ -158,15 +166,10 @@ def load(path: str | Path) -> Results:
                 # A sweep with more epochs plans its trials again.
                 planned = _Trial(event["trial"], event["key"], event["overrides"], event)
                 known = trials.get(event["trial"], planned)
-                trials[event["trial"]] = replace(
-                    planned, rows=known.rows, end=known.end, attempts=known.attempts, copies=known.copies
-                )
+                trials[event["trial"]] = replace(planned, end=known.end, attempts=known.attempts, copies=known.copies)
             elif name == "run":
                 trials[event["trial"]].attempts += 1
                 trials[event["trial"]].end = None
-            elif name == "row":
-                # An epoch done again after a failure stands for the one before.
-                trials[event["trial"]].rows[event["epoch"]] = event
             elif name in ("resize", "failure", "preemption"):
                 trials[event["trial"]].attempts += event["to"] is not None
                 resizes.append({"event": name, **event})
@@ -184,13 +187,14 @@ def load(path: str | Path) -> Results:
             raise StoreError(f"{directory.journal} is damaged: event {number + 1} makes no sense ({error!r})") from None
     if not start:
         raise StoreError(f"{directory.journal} has no start event; it is not a journal of raysweep, or its first line was lost")
-    return replace(_results(directory, start, trials, decisions, resizes, copies, finished), wall=wall)
+    return replace(_results(directory, start, trials, table.frame(), decisions, resizes, copies, finished), wall=wall)
 
 
 def _results(
     directory: SweepDirectory,
     start: dict[str, Any],
     trials: dict[int, _Trial],
+    rows: pd.DataFrame,
     decisions: list[dict[str, Any]],
     resizes: list[dict[str, Any]],
     copies: list[dict[str, Any]],
@@ -204,7 +208,7 @@ def _results(
     ordered = [trials[number] for number in sorted(trials)]
     seed = sweep.experiment.train.seed if sweep else 0
     groups = group({t.number: t.overrides for t in ordered}, sweep.space if sweep else (), seed)
-    frame = _trials_frame(ordered, metric, mode, params)
+    frame = _trials_frame(ordered, rows, metric, mode, params)
     if groups.seeds:
         frame.insert(2, SEED, pd.Series([groups.seeds[number] for number in frame["trial"]], dtype="Int64"))
     return Results(
@@ -217,7 +221,7 @@ def _results(
         mode=mode,
         params=params,
         trials=frame,
-        rows=with_settings(_rows_frame(ordered), {t.number: t.settings for t in ordered} if is_population else {}, params),
+        rows=with_settings(rows, {t.number: t.settings for t in ordered} if is_population else {}, params),
         ends={t.number: t.end for t in ordered if t.end},
         decisions=decisions,
         resizes=resizes,
@@ -227,22 +231,36 @@ def _results(
     )
 
 
-def _best_row(trial: _Trial, metric: str, mode: str) -> dict[str, Any]:
-    sign = 1 if mode == "min" else -1
-    finite = [row for row in trial.rows.values() if row.get(metric) is not None and math.isfinite(row[metric])]
-    return min(finite, key=lambda row: (sign * row[metric], row["epoch"]), default={})
-
-
 _FLOATS = ("val_loss", "train_loss", "psnr", "seconds", "samples_per_second", "data_wait", "peak_memory_bytes")
+_TOLD = ("epoch", *_FLOATS, "world_size")
 _INTEGERS = ("trial", "epochs", "best_epoch", "parameters", "world_size", "attempts")
 
 
-def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str, str]) -> pd.DataFrame:
+def _best_row(own: dict[str, np.ndarray[Any, Any]], metric: str, mode: str) -> dict[str, Any]:
+    """Of a trial's columns, by epoch: what stands at its best finite objective, the first of equals; empty without one."""
+    values = own.get(metric, np.empty(0)) * (1 if mode == "min" else -1)
+    if not np.isfinite(values).any():
+        return {}
+    place = int(np.argmin(np.where(np.isfinite(values), values, np.inf)))
+    return {name: column[place] for name, column in own.items() if not math.isnan(column[place])}
+
+
+def _median(values: np.ndarray[Any, Any]) -> float:
+    values = values[~np.isnan(values)]
+    return float(np.median(values)) if len(values) else math.nan
+
+
+def _mean(values: np.ndarray[Any, Any]) -> float:
+    return float(np.nansum(values) / count) if (count := np.isfinite(values).sum()) else math.nan
+
+
+def _trials_frame(trials: list[_Trial], rows: pd.DataFrame, metric: str, mode: str, params: dict[str, str]) -> pd.DataFrame:
+    told = {n: rows[n].to_numpy(dtype=np.float64, na_value=np.nan) for n in (*_TOLD, metric) if n in rows}
+    places, nothing = by_trial(rows), np.empty(0)
     records = []
     for trial in trials:
-        best = _best_row(trial, metric, mode)
-        rows = [trial.rows[epoch] for epoch in sorted(trial.rows)]
-        last = rows[-1] if rows else {}
+        own = {name: column[places.get(trial.number, slice(0))] for name, column in told.items()}
+        best, last = _best_row(own, metric, mode), {name: values[-1] for name, values in own.items() if len(values)}
         end = trial.end or {"status": "unfinished", "reason": {"text": "the journal ends before this trial does"}}
         reason = end.get("reason") or {}
         records.append(
@@ -254,10 +272,10 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
                 "epochs": last.get("epoch", 0),
                 "best_epoch": best.get("epoch"),
                 **{name: best.get(name) for name in ("val_loss", "train_loss", "psnr")},
-                "seconds": round(sum(row.get("seconds") or 0.0 for row in rows), 3),
-                "samples_per_second": pd.Series([row.get("samples_per_second") for row in rows], dtype="float64").median(),
-                "data_wait": pd.Series([row.get("data_wait") for row in rows], dtype="float64").mean(),
-                "peak_memory_bytes": max((row.get("peak_memory_bytes") or 0.0 for row in rows), default=None),
+                "seconds": round(sum(np.nan_to_num(own.get("seconds", nothing)).tolist()), 3),
+                "samples_per_second": _median(own.get("samples_per_second", nothing)),
+                "data_wait": _mean(own.get("data_wait", nothing)),
+                "peak_memory_bytes": max(np.nan_to_num(own.get("peak_memory_bytes", own["epoch"] * 0)), default=None),
                 "parameters": trial.planned.get("parameters"),
                 "world_size": last.get("world_size"),
                 "attempts": trial.attempts,
@@ -273,15 +291,3 @@ def _trials_frame(trials: list[_Trial], metric: str, mode: str, params: dict[str
     settings = settings_columns(frame, params.values())
     texts = dict.fromkeys(("key", "status", "reason", "error", "checkpoint"), "string")
     return frame.assign(**settings).astype({**texts, **dict.fromkeys(_INTEGERS, "Int64"), **dict.fromkeys(_FLOATS, "float64")})
-
-
-def _rows_frame(trials: list[_Trial]) -> pd.DataFrame:
-    records = [trial.rows[epoch] for trial in trials for epoch in sorted(trial.rows)]
-    # Rows of one layout name the same columns in the same order, so few of them differ.
-    layouts = dict.fromkeys(tuple(record) for record in records)
-    names = list(dict.fromkeys(name for layout in layouts for name in layout)) or ["trial", "epoch"]
-    frame = pd.DataFrame.from_records(records, columns=names)
-    integers = [n for n in ("trial", "epoch", "step", "world_size", "attempt") if n in names]
-    texts = [n for n in names if pd.api.types.infer_dtype(frame[n], skipna=True) in ("string", "mixed", "mixed-integer")]
-    floats = [n for n in names if n not in integers and n not in texts]
-    return frame.astype({**dict.fromkeys(integers, "Int64"), **dict.fromkeys(floats, "float64")})
