@@ -5,6 +5,7 @@ What the files hold is written by journal.py (journal), train/checkpoint.py (che
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import json
@@ -139,6 +140,15 @@ class SweepDirectory:
                 yield
             finally:
                 file.truncate(0)  # the file stays: who has it open while it is deleted would lock another one than the next
+
+    def check_free(self, otherwise: str = "start beside it with --fresh") -> None:
+        """Refuse a directory in which another process works, before Ray is looked for: it would be that process's Ray.
+
+        Raises:
+            StoreError: as locked().
+        """
+        with contextlib.suppress(OSError), self.locked(otherwise):  # what cannot be written is told where it is needed
+            pass
 
     def check_unchanged(self, size: int) -> None:
         """Refuse to go on by what was read, if somebody has written since; called when the directory is locked.

@@ -47,6 +47,11 @@ class _Trial:
         earlier = [copy["overrides"] for copy in self.copies if epoch is None or copy["epoch"] < epoch]
         return earlier[-1] if earlier else self.overrides
 
+    def parameters(self, epoch: int | None) -> int | None:
+        """Of the model that an epoch was trained with; a copy has its donor's."""
+        earlier = [copy["parameters"] for copy in self.copies if epoch is None or copy["epoch"] < epoch]
+        return earlier[-1] if earlier else self.planned.get("parameters")
+
 
 @dataclass
 class Results:
@@ -174,7 +179,8 @@ def load(path: str | Path) -> Results:
                 trials[event["trial"]].attempts += event["to"] is not None
                 resizes.append({"event": name, **event})
             elif name == "population":
-                trials[event["trial"]].copies.append(event)
+                parameters = trials[event["from"]].parameters(None)
+                trials[event["trial"]].copies.append({**event, "parameters": parameters})
                 trials[event["trial"]].end = None
                 copies.append(event)
             elif name == "decision":
@@ -276,7 +282,7 @@ def _trials_frame(trials: list[_Trial], rows: pd.DataFrame, metric: str, mode: s
                 "samples_per_second": _median(own.get("samples_per_second", nothing)),
                 "data_wait": _mean(own.get("data_wait", nothing)),
                 "peak_memory_bytes": max(np.nan_to_num(own.get("peak_memory_bytes", own["epoch"] * 0)), default=None),
-                "parameters": trial.planned.get("parameters"),
+                "parameters": trial.parameters(best.get("epoch")),
                 "world_size": last.get("world_size"),
                 "attempts": trial.attempts,
                 "reason": describe_end(end),

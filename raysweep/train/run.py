@@ -108,6 +108,7 @@ def run(
     for note in prepared.notes:
         say(f"note: {note}")
     if earlier is not None:
+        earlier.directory.check_free("leave out --resume")
         say(f"going on: {earlier.describe()}")
     else:
         _say_what_could_go_on(place.local, name, prepared, say)

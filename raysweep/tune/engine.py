@@ -88,6 +88,7 @@ def run_sweep(
     place.fetch(sweep.name)
     plan, past, todo = found(sweep, place.local, fresh, retry_failed, say)
     if past is not None:
+        past.directory.check_free()
         say(describe(plan, past, todo, retry_failed))
         if is_over(plan, past, todo):
             statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]

@@ -35,7 +35,7 @@ def write(directory: Path, copies: bool = True, epochs: int = 4, **scheduler: An
     with closing(JournalWriter(directory / "journal.jsonl", clock=lambda: 1.7e9)) as journal:
         journal.event("start", sweep=sweep, experiment=content["experiment"], data={})
         for number, (lr, depth) in enumerate(STARTS):
-            journal.event("trial", trial=number, key=f"k{number}", overrides=settings(lr, depth), parameters=10)
+            journal.event("trial", trial=number, key=f"k{number}", overrides=settings(lr, depth), parameters=10 * depth)
             journal.event("run", trial=number)
         for epoch in range(1, epochs + 1):
             for number, losses in enumerate(LOSSES):
@@ -76,6 +76,7 @@ def test_the_leaderboard_shows_the_settings_of_the_best_epoch(results: Results) 
     assert list(board.index[:2]) == [3, 1]
     assert list(board["lr"]) == [0.008, 0.012, 0.01, 0.001]
     assert list(board["depth"]) == [2, 2, 2, 2]
+    assert list(board["parameters"]) == [20, 20, 20, 20], "a copy has its donor's model"
 
 
 def test_the_best_epoch_may_lie_before_the_copy(tmp_path: Path) -> None:

@@ -14,11 +14,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from raysweep.config import Sweep
-from raysweep.errors import StoreError
+from raysweep.errors import ClusterError, StoreError
 from raysweep.store import results
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
 from raysweep.tune.describe import describe
+from raysweep.tune.engine import run_sweep
 from raysweep.tune.optuna_search import OptunaSearcher
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.recorder import SweepRecorder
@@ -333,6 +334,24 @@ def test_two_processes_in_one_directory_are_refused(tmp_path: Path) -> None:
             second.__enter__()
     with directory.locked():
         pass
+
+
+def test_a_sweep_in_use_is_told_before_its_process_is_taken_for_another_programs_ray(
+    past: Past, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def other_ray() -> None:
+        raise ClusterError("another program runs its own Ray")
+
+    monkeypatch.setattr("raysweep.tune.engine.running_cluster", other_ray)
+    with past.directory.locked(), pytest.raises(StoreError, match="is in use by process"):
+        run_sweep(past.sweep, storage=tmp_path)
+    with pytest.raises(ClusterError):
+        run_sweep(past.sweep, storage=tmp_path)
+    past.directory.path.chmod(0o500)
+    (past.directory.path / ".lock").unlink(missing_ok=True)
+    with pytest.raises(ClusterError):
+        run_sweep(past.sweep, storage=tmp_path)
+    past.directory.path.chmod(0o700)
 
 
 def test_a_journal_that_somebody_else_has_gone_on_with_is_read_again_first(past: Past) -> None:
