@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from population_sweeps import Run, history, settings
+import torch
+from population_sweeps import Killed, Run, history, settings
 
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
@@ -83,11 +88,17 @@ def quick() -> Iterator[None]:
 
 
 def cuts(
-    path: Path, monkeypatch: pytest.MonkeyPatch, objects: dict[str, bytes], seed: int, share: float
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    objects: dict[str, bytes],
+    seed: int,
+    share: float,
+    dies_after: float = math.inf,
 ) -> list[dict[str, bytes]]:
     """Go on with a sweep at `path` from a store of these objects, and copy it there meanwhile; what that held at each change.
 
-    The sweep and its copy take turns before and after each of their steps: a journal's line, a file, a link, a look.
+    The sweep and its copy take turns before and after each of their steps: a journal's line, a file, a link, a look. Both die
+    after so many lines.
     """
     turns, store, moments = Turns(seed, share), Store(objects), list[dict[str, bytes]]()
     fetch(path, store)
@@ -121,9 +132,11 @@ def cuts(
         def before() -> None:
             moments.append(dict(store.objects))
             turns.mark()
+            if is_dead:
+                raise Killed
 
         store.before = before
-        failed: list[BaseException] = []
+        failed, is_dead = list[BaseException](), list[bool]()
 
         def sends() -> None:
             try:
@@ -132,6 +145,8 @@ def cuts(
                     mirror.send()
                     turns.mark()
                 mirror.send(everything=True)
+            except Killed:
+                pass
             except BaseException as error:
                 failed.append(error)
                 turns.leave()
@@ -139,7 +154,8 @@ def cuts(
         thread = threading.Thread(target=sends, name="mirror")
         thread.start()
         try:
-            assert run.to_the_end(at_once=2)
+            if not run.to_the_end(at_once=2, dies_after=dies_after):
+                is_dead.append(True)
         finally:
             turns.leave()
             thread.join()
@@ -181,18 +197,33 @@ def journal(objects: dict[str, bytes]) -> bytes:
     return joined(store, chain(store.list()))
 
 
+@lru_cache(maxsize=200)
+def val_loss(best: bytes) -> float:
+    return float(torch.load(io.BytesIO(best), weights_only=True)["val_loss"])
+
+
 def lacking(objects: dict[str, bytes]) -> set[str]:
-    """What the store's journal says that members have copied last, and the store does not have whole."""
+    """What the store's journal says that members have copied last, or were best in before, and the store does not have whole."""
     store = Below(Store(objects), "s")
     events = [json.loads(line) for line in journal(objects).splitlines()]
     keys = {e["trial"]: e["key"] for e in events if e.get("event") == "trial"}
-    newest = {keys[e["trial"]]: e["generation"] for e in events if e.get("event") == "population"}
+    names = next((e["columns"] for e in events if e.get("event") == "columns"), [])
+    losses = defaultdict[int, list[float]](list)
+    newest: dict[int, tuple[int, float]] = {}
+    for event in events:
+        if "row" in event and (loss := event["row"][1 + names.index("val_loss")]) is not None:
+            losses[event["row"][0]].append(loss)
+        elif event.get("event") == "population":
+            newest[event["trial"]] = event["generation"], min(losses[event["trial"]])
     found = set()
-    for key, generation in newest.items():
-        folder = f"trials/{key}/clone-{generation}"
+    for number, (generation, best) in newest.items():
+        folder = f"trials/{keys[number]}/clone-{generation}"
         markers = [name for name in store.list(folder) if name.endswith(".json")]
         if not any(len(store.get(name[:-4] + "pt")) == json.loads(store.get(name))["size"] for name in markers):
             found.add(folder)
+        kept = objects.get(f"s/trials/{keys[number]}/best.pt")
+        if kept is None or val_loss(kept) > best:
+            found.add(f"{keys[number]}/best.pt")
     return found
 
 
@@ -236,3 +267,21 @@ def test_machine_after_machine_is_lost_and_the_end_is_the_same(
         objects = moments[draw.randrange(len(moments) // 3)]
         assert len(journal(objects)) >= known, "the copy never knows less than it did"
         known = len(journal(objects))
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_there_and_back_again_the_end_is_the_same(
+    whole: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Two machines that die again and again, and keep what they had: of a time before the other one went on, or never sent."""
+    draw, objects = random.Random(seed), dict[str, bytes]()
+    for life in range(12):
+        path = tmp_path / draw.choice("ab")
+        path.mkdir(exist_ok=True)
+        share, lines = draw.choice([0.1, 0.3, 0.6]), draw.randrange(4, 16) if life < 11 else math.inf
+        if life == 0:
+            share, lines = 0.8, 16  # or nothing was sent, and the other machine begins a sweep of its own
+        moments = cuts(path, monkeypatch, objects, 100 * seed + life, share, lines)
+        assert not any(lacking(moment) for moment in moments)
+        objects = moments[-1]
+    assert outcome(path) == whole
