@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,3 +113,20 @@ def by_trial(rows: pd.DataFrame) -> dict[int, slice]:
     """Where each trial's rows stand in a frame that is sorted by trial."""
     numbers, first, counts = np.unique(rows["trial"].to_numpy(dtype=np.int64), return_index=True, return_counts=True)
     return {int(n): slice(int(at), int(at + count)) for n, at, count in zip(numbers, first, counts, strict=True)}
+
+
+def needed_to_go_on(start: Mapping[str, Any], columns: Sequence[str]) -> list[tuple[str, int]]:
+    """Which values of a row a sweep that goes on keeps, and where they stand in it: four of some twenty, for memory counts.
+
+    Schedulers need the epoch and the objective, budgets what the epoch took; a population (scheduler pbt) tells from all of a
+    row why a member diverged.
+
+    Args:
+        start: the journal's newest start event.
+        columns: names of the values that follow the trial's number.
+    """
+    sweep = start.get("sweep") or {}
+    objective = sweep.get("objective", {}).get("metric", "val_loss")
+    is_population = sweep.get("scheduler", {}).get("name") == "pbt"
+    needed = columns if is_population else ("epoch", objective, "seconds", "world_size")
+    return [(name, place) for place, name in enumerate(columns, start=1) if name in needed]

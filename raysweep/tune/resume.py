@@ -10,7 +10,8 @@ from typing import Any
 from raysweep.config import Sweep
 from raysweep.errors import ConfigError, StoreError
 from raysweep.store.directory import SweepDirectory, directories_of
-from raysweep.store.journal import read_events
+from raysweep.store.journal import read_entries
+from raysweep.store.rows import needed_to_go_on
 from raysweep.sweep_settings import LISTED
 from raysweep.tune.contest import go_on
 from raysweep.tune.own import is_in, is_own
@@ -28,7 +29,7 @@ class PastTrial:
 
     Attributes:
         number, key, overrides: as it was planned, the last time.
-        rows: by epoch; the one told last.
+        rows: by epoch; the one told last. Of a population as they were told; else what needed_to_go_on says.
         status: how it ended; "" where it has not.
         reason: of the end.
         attempts: how often an actor had it.
@@ -93,6 +94,8 @@ def device_seconds(row: dict[str, Any]) -> float:
 def read_past(directory: SweepDirectory) -> Past | None:
     """What a directory's journal knows; None where it holds no sweep.
 
+    Of a row it keeps the epoch, the objective, and what the epoch took (seconds, world_size); of a population's, everything.
+
     Raises:
         StoreError: the journal is damaged.
     """
@@ -104,11 +107,20 @@ def read_past(directory: SweepDirectory) -> Past | None:
     told: list[tuple[str, dict[str, Any] | None]] = []
     population: list[dict[str, Any]] = []
     decisions: list[dict[str, Any]] = []
-    for number, event in enumerate(read_events(directory.journal), start=1):
+    names: list[str] = []
+    needed: list[tuple[str, int]] = []
+    for number, (columns, event) in enumerate(read_entries(directory.journal), start=1):
         try:
+            if columns:
+                if columns is not names:
+                    names, needed = columns, needed_to_go_on(start, columns)
+                trial, row = by_number[event[0]], {name: event[place] for name, place in needed}
+                trial.rows[row["epoch"]] = row
+                told.append((trial.key, row))
+                continue
             name = event.pop("event")
             if name == "start":
-                start = event
+                start, names = event, []
             elif name == "trial":
                 # It may be planned again, by a sweep with more epochs or in whose space the same training has other settings.
                 known = by_number.setdefault(event["trial"], PastTrial(event["trial"], event["key"], event["overrides"]))
@@ -118,14 +130,11 @@ def read_past(directory: SweepDirectory) -> Past | None:
                 by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
             elif name == "decision":
                 decisions.append(event)
-            elif name in ("run", "row", "end"):
+            elif name in ("run", "end"):
                 trial = by_number[event.pop("trial")]
                 if name == "run":
                     trial.attempts += 1
                     trial.status, trial.reason = "", {}
-                elif name == "row":
-                    trial.rows[event["epoch"]] = event
-                    told.append((trial.key, event))
                 else:
                     trial.status, trial.reason = event["status"], event.get("reason") or {}
                     told.append((trial.key, None))

@@ -177,6 +177,36 @@ def test_a_committed_row_is_never_told_again_and_an_end_stands(past: Past) -> No
     assert [e["trial"] for e in read_events(past.directory.journal) if e["event"] == "trial"] == [0, 1, 2, 3], "planned once"
 
 
+def test_going_on_keeps_of_a_row_what_decides(tmp_path: Path) -> None:
+    _, directory, journal, recorder = began(tmp_path, sweep(objective__metric="psnr"))
+    trial = recorder.states[0].trial
+    recorder.assigned("id", trial)
+    told = {"epoch": 1, "step": 5, "psnr": 20.5, "val_loss": 0.5, "lr": 1e-3, "seconds": 2.5, "world_size": 2}
+    recorder.row("id", told)
+    recorder.row("id", {"epoch": 2, "psnr": None})
+    journal.close()
+    found = read_past(directory)
+    assert found is not None
+    rows = [{"epoch": 1, "psnr": 20.5, "seconds": 2.5, "world_size": 2}, {"epoch": 2, "psnr": None}]
+    assert found.told == [(trial.key, row) for row in rows]
+    assert found.trials[trial.key].rows == {1: rows[0], 2: rows[1]}
+    assert found.device_seconds == 5.0
+
+
+def test_a_population_keeps_its_rows_whole(tmp_path: Path) -> None:
+    space = {"optim.lr": {"loguniform": [1e-4, 1e-1]}}
+    settings = sweep(space=space, scheduler={"name": "pbt"}, search={"algorithm": "random", "num_samples": 4})
+    _, directory, journal, recorder = began(tmp_path, settings)
+    recorder.assigned("id", recorder.states[0].trial)
+    recorder.row("id", {"epoch": 1, "step": 5, "train_loss": None, "val_loss": None, "lr": 1e-3})
+    journal.close()
+    found = read_past(directory)
+    assert found is not None
+    ((_, row),) = found.told
+    assert row is not None
+    assert (row["step"], row["lr"], row["train_loss"]) == (5, 1e-3, None), "which its end is told by"
+
+
 # --- Schedulers and searchers know what they knew ---------------------------------------------------------------------
 
 
