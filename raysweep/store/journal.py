@@ -81,7 +81,8 @@ class JournalWriter:
             size = file.seek(0, os.SEEK_END)
         if whole != size:
             self._file.truncate(whole)
-        for _, event in _events(self.path):
+        # Rows, nearly all of a journal, name no columns; who goes on with a journal has read them before.
+        for _, event in _events(self.path, but=b'{"row":['):
             if event.get("event") == "columns":
                 self._columns = event["columns"]
 
@@ -153,10 +154,10 @@ def _parsed(lines: list[tuple[int, bytes]]) -> list[Any] | None:
     return None
 
 
-def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line numbers and what stands there."""
+def _events(path: Path, but: bytes = b"\n") -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line numbers and what stands there; lines that start with `but` are left out, as empty ones are."""
     with path.open("rb") as file:
-        lines = ((number, line) for number, line in _lines(file) if line != b"\n")
+        lines = ((number, line) for number, line in _lines(file) if not line.startswith((b"\n", but)))
         while some := list(itertools.islice(lines, 256)):
             events = _parsed(some)
             for place, (number, line) in enumerate(some):
