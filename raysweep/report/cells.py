@@ -19,6 +19,7 @@ KINDS = ("value", "worse", "diverged", "failed", "infeasible", "missing")
 """What a cell can show, and which of its trials stands for it: the first of these.
 
 `worse`: a value not better than the mean image. `missing`: the trial has not ended, or ended without a value.
+With several seeds a configuration takes the place of a trial, and its mean that of the value; the ranking says which one stands.
 """
 
 _MAX_SIDE = 40
@@ -45,7 +46,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the map: the settings, the trial that stands for it, its objective, and how many trials lie here."""
+    """One place of the map: the settings, the trial that stands for it, its objective, and how many trials lie here.
+
+    With several seeds: the first trial of the configuration that stands for it, its mean, and how many configurations.
+    """
 
     x: Any
     y: Any
@@ -57,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Map:
-    """What the map shows; `y` is None where only one setting was swept. `best` is the best trial's number."""
+    """What the map shows; `y` is None where only one setting was swept. `best` is the trial of the best cell."""
 
     x: Axis
     y: Axis | None
@@ -126,31 +130,59 @@ def sweep_map(results: Results) -> Map | None:
     x, *rest = [*whole, *(a for a in axes if a not in whole)]
     y = rest[0] if rest and rest[0] in whole and rest[0].numeric == x.numeric else None
     shown = [a.name for a in (x, y) if a is not None]
-    best = results.best
-    mean_image = baselines(results.data).get("mean image")
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for trial in results.trials.to_dict("records"):
-        if not any(missing(trial[name]) for name in shown):
+    groups: dict[tuple[str, ...], list[_Point]] = {}
+    points = _configurations(results) if results.has_seeds else _trials(results)
+    for point in points:
+        if not any(missing(point.settings[name]) for name in shown):
             # With one axis every trial is a point of its own.
-            place = [_identity(trial[name]) for name in shown] if y else [str(trial["trial"])]
-            groups.setdefault(tuple(place), []).append(cast("Mapping[str, Any]", trial))
-    sign = 1 if results.mode == "min" else -1
+            place = [_identity(point.settings[name]) for name in shown] if y else [str(point.trial)]
+            groups.setdefault(tuple(place), []).append(point)
     cells = []
-    for trials in groups.values():
-        ranked = [
-            (KINDS.index(_kind(t, results.metric, mean_image)), sign * _value(t, results.metric), int(t["trial"])) for t in trials
-        ]
-        kind, value, chosen = min(ranked)
-        first = trials[0]
-        shown_value = sign * value if KINDS[kind] in ("value", "worse") else None
-        cells.append(Cell(first[x.name], first[y.name] if y else None, chosen, shown_value, KINDS[kind], len(trials)))
+    for here in groups.values():
+        chosen, at = min(here, key=lambda point: point.rank), here[0].settings
+        cells.append(Cell(at[x.name], at[y.name] if y else None, chosen.trial, chosen.value, chosen.kind, len(here)))
     others = tuple(a.name for a in axes if a.name not in shown)
+    best = results.best
+    if best is not None and results.has_seeds:
+        best = results.configurations.iloc[0]
     return Map(x, y, tuple(cells), None if best is None else int(best["trial"]), others)
 
 
-def _value(trial: Mapping[str, Any], metric: str) -> float:
-    value = trial[metric]
-    return float(value) if not missing(value) and math.isfinite(value) else 0.0
+@dataclass(frozen=True)
+class _Point:
+    """What may stand for a cell: a trial, or a configuration with several seeds; the lowest rank does."""
+
+    settings: Mapping[str, Any]
+    trial: int
+    value: float | None
+    kind: str
+    rank: tuple[float, ...]
+
+
+def _trials(results: Results) -> list[_Point]:
+    sign, mean_image = 1 if results.mode == "min" else -1, baselines(results.data).get("mean image")
+    points = []
+    for trial in cast("list[Mapping[str, Any]]", results.trials.to_dict("records")):
+        kind, number = _kind(trial, results.metric, mean_image), int(trial["trial"])
+        value = float(trial[results.metric]) if kind in ("value", "worse") else None
+        points.append(_Point(trial, number, value, kind, (KINDS.index(kind), sign * (value or 0.0), number)))
+    return points
+
+
+def _configurations(results: Results) -> list[_Point]:
+    mean_image, trials = baselines(results.data).get("mean image"), results.trials.set_index("trial")
+    points = []
+    for place, row in enumerate(cast("list[Mapping[str, Any]]", results.configurations.to_dict("records"))):
+        value = None if missing(row["mean"]) else float(row["mean"])
+        if value is None:
+            kinds = [_kind(dict(trials.loc[number]), results.metric, mean_image) for number in row["trials"]]
+            kind = min(kinds, key=KINDS.index)
+        else:
+            loss = value if results.metric == "val_loss" else trials.loc[row["best_trial"], "val_loss"]
+            kind = _worth(loss, mean_image)
+        rank = (0 if value is not None else KINDS.index(kind), place)
+        points.append(_Point(row, int(row["trial"]), value, kind, rank))
+    return points
 
 
 def _kind(trial: Mapping[str, Any], metric: str, mean_image: float | None) -> str:
@@ -158,7 +190,10 @@ def _kind(trial: Mapping[str, Any], metric: str, mean_image: float | None) -> st
         return str(trial["status"])
     if missing(trial[metric]) or not math.isfinite(trial[metric]):
         return "missing"
-    loss = trial["val_loss"]
+    return _worth(trial["val_loss"], mean_image)
+
+
+def _worth(loss: Any, mean_image: float | None) -> str:
     return "worse" if mean_image is not None and not missing(loss) and loss >= mean_image else "value"
 
 

@@ -10,7 +10,7 @@ from raysweep.report import tables
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
 from raysweep.report.population import population_table, population_text
-from raysweep.report.seeds import seeds_table
+from raysweep.report.seeds import exceptions, seeds_table
 from raysweep.report.stopping import stopping_table
 from raysweep.report.strip import read_samples, strip_figure
 from raysweep.report.workers import workers_table
@@ -78,11 +78,7 @@ def _pictures(results: Results) -> tuple[Picture, ...]:
     pictures = []
     if results.sweep:
         png = drawn(lambda: map_figure(results))
-        caption = (
-            "The best value of each trial over its epochs; the darker, the better."
-            if png
-            else "No map: no setting differs among the trials."
-        )
+        caption = _map_caption(results) if png else "No map: no setting differs among the trials."
         pictures.append(Picture("Map", "map.png", png, caption))
     png = drawn(lambda: curves_figure(results))
     caption = (
@@ -98,3 +94,9 @@ def _pictures(results: Results) -> tuple[Picture, ...]:
         caption = "Validation images of the best trial: what it was given, what was expected, and its output."
         pictures.append(Picture("Images", "images.png", drawn(lambda: strip_figure(samples)), caption))
     return tuple(pictures)
+
+
+def _map_caption(results: Results) -> str:
+    if not results.has_seeds:
+        return "The best value of each trial over its epochs; the darker, the better."
+    return f"The mean over each configuration's seeds, by which they are ranked; the darker, the better.{exceptions(results)}"

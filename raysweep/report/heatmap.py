@@ -72,10 +72,18 @@ def _colours(results: Results) -> Any:
 
 def _title(axes: Any, results: Results, content: Map) -> None:
     title = f"best {results.metric} of each trial"
+    if results.has_seeds:
+        title = f"{_shown(results)} of each configuration over its seeds"
     if content.y is not None and any(c.num_trials > 1 for c in content.cells):
         over = shortened(", ".join(content.others), 40) or "repeated trials"
-        title = f"{results.metric}; each place shows the best of its trials (over {over})"
+        what = "configurations" if results.has_seeds else "trials"
+        title = f"{_shown(results)}; each place shows the best of its {what} (over {over})"
     axes.set_title(title)
+
+
+def _shown(results: Results) -> str:
+    """What the values are."""
+    return f"mean {results.metric}" if results.has_seeds else results.metric
 
 
 def _grid(results: Results, content: Map, y_axis: Axis, norm: tuple[Any, bool] | None) -> Figure:
@@ -182,7 +190,7 @@ def _apart(values: Axis) -> bool:
 def _finish(figure: Figure, axes: Any, results: Results, content: Map, norm: tuple[Any, bool] | None, filled: bool) -> None:
     """Labels, title, colour bar and legend; `filled`: the legend shows cells, else markers."""
     axes.set_xlabel(_label(content.x, filled), labelpad=6)
-    axes.set_ylabel(_label(content.y, filled) if content.y is not None else results.metric, labelpad=6)
+    axes.set_ylabel(_label(content.y, filled) if content.y is not None else _shown(results), labelpad=6)
     _title(axes, results, content)
     if norm is not None:
         scale, cut = norm
@@ -190,7 +198,7 @@ def _finish(figure: Figure, axes: Any, results: Results, content: Map, norm: tup
         bar = figure.colorbar(mpl.cm.ScalarMappable(scale, _colours(results)), ax=axes, extend=extend, pad=0.03, aspect=22)
         log_or_linear(bar.ax.yaxis, isinstance(scale, LogNorm), scale.vmin, scale.vmax)
         bar.outline.set_visible(False)
-        bar.set_label(results.metric)
+        bar.set_label(_shown(results))
         bar.ax.tick_params(length=3)
     handles = _legend(axes, content, filled)
     if handles:
@@ -221,7 +229,10 @@ def _even_ratios(values: list[float]) -> bool:
 
 
 def _curve(results: Results, content: Map) -> Figure:
-    """One swept setting: a point per trial, a line through the best at each value; the valueless stand on the upper edge."""
+    """One swept setting: a point per trial, a line through the best at each value; the valueless stand on the upper edge.
+
+    With several seeds a point is a configuration.
+    """
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     axes: Any = figure.add_subplot()
     plain_axes(axes)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pandas as pd
+
 from raysweep.report.tables import NONE, Table, measured, missing, number, shortened
 from raysweep.store.results import Results
 
@@ -18,7 +22,8 @@ def seeds_table(results: Results, limit: int = 50) -> Table | None:
     for place, (_, row) in enumerate(board.head(limit).iterrows(), start=1):
         bad = f", {row['bad']} diverged or failed" if row["bad"] else ""
         cells = [str(place), *(shortened(number(row[name]), 60) for name in params)]
-        cells += [measured(row["mean"]), measured(row["std"]), measured(row["best"]), f"{row['seeds']}{bad}"]
+        first = ", the first left out" if _without_first(results, row) else ""
+        cells += [measured(row["mean"]), measured(row["std"]), measured(row["best"]), f"{row['seeds']}{first}{bad}"]
         cells.append(", ".join(str(trial) for trial in row["trials"]))
         rows.append((*cells, *([row["contest"] or NONE] if with_contest else [])))
     if with_contest:
@@ -61,9 +66,32 @@ def contest_text(results: Results) -> str:
 def spread(results: Results) -> str:
     """What the answer says of the best configuration's spread: ` ± 0.0004 (mean and standard deviation of 3 seeds)`."""
     row = results.configurations.iloc[0]
+    further, why = "", ""
+    if _without_first(results, row):
+        further, why = "further ", "; its first seed chose it for the contest, so it is left out"
     if missing(row["std"]):
-        return " (one seed)"
-    return f" ± {measured(row['std'])} (mean and standard deviation of {row['seeds']} seeds)"
+        return f" (one {further}seed{why})"
+    return f" ± {measured(row['std'])} (mean and standard deviation of {row['seeds']} {further}seeds{why})"
+
+
+def _without_first(results: Results, configuration: pd.Series[Any]) -> bool:
+    """Whether the mean leaves out a value that there is: a contender's first."""
+    own = results.trials[results.trials["trial"].isin(configuration["trials"])]
+    good = ~own["status"].isin(("diverged", "failed")) & own[results.metric].notna()
+    return int(good.sum()) > int(configuration["seeds"])
+
+
+def exceptions(results: Results) -> str:
+    """Where a better mean does not make a better place, each a sentence after a space; "" where it always does."""
+    board, text = results.configurations, ""
+    if results.contest.contenders and (board["contest"] == "").any():
+        text = (
+            " Who took part in the contest is ranked first, by fresh seeds; the others' values are from before it, and lucky "
+            "ones look too good."
+        )
+    if (board["bad"] > 0).any() and board["mean"].notna().any():
+        text += " A configuration of which seeds diverged or failed shows the others' mean, and is ranked below those without."
+    return text
 
 
 def seed_remarks(results: Results) -> list[str]:

@@ -12,6 +12,7 @@ from raysweep.console import console, shown_path
 from raysweep.report import answer as sentences
 from raysweep.report import tables
 from raysweep.report.build import write_report
+from raysweep.report.seeds import seeds_table
 from raysweep.store.results import Results, load
 
 _TOP = 5
@@ -34,14 +35,14 @@ def finish(directory: Path) -> None:
 
 
 def print_summary(results: Results, console: Console) -> None:
-    """Print the answer, what to change next, the counts and the best trials."""
+    """Print the answer, what to change next, the counts and the best trials; with several seeds the best configurations."""
     console.print(Text(sentences.answer(results), style="bold"))
     for remark in sentences.remarks(results):
         console.print(Text(f"- {remark}"))
     console.print(Text(sentences.status(results)))
     if results.best is None:
         return
-    board = tables.leaderboard(results, _TOP)
+    board = seeds_table(results, _TOP) or tables.leaderboard(results, _TOP)
     kept = [i for i, name in enumerate(board.header) if name not in _TERMINAL_COLUMNS]
     table = RichTable(box=None, pad_edge=False, header_style="bold")
     for i in kept:

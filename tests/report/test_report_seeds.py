@@ -127,6 +127,11 @@ def test_what_made_a_contender_is_not_in_its_mean(make: Make) -> None:
     assert list(board["contest"]) == ["left", "left", ""]
     text = contest_text(results)
     assert text.startswith("Contest of the 2 best by one seed (trials 0, 1)")
+    why = "mean and standard deviation of 3 further seeds; its first seed chose it for the contest, so it is left out"
+    assert f"val_loss 0.0260 ± 0.00100 ({why})" in answer(results)
+    table = seeds_table(results)
+    assert table is not None
+    assert [row[5] for row in table.rows] == ["3, the first left out", "3, the first left out", "1"]
     assert text.endswith("trials 0, 1 are not separated after 4 seeds: their difference may be chance.")
     assert "The contest is not decided: the configurations of trials 0, 1 are not separated after 4 seeds." in remarks(results)
     build_report(directory)
@@ -148,7 +153,14 @@ def test_who_was_dropped_by_which_p(make: Make) -> None:
 
 def test_a_contest_that_was_cut_off_says_so(make: Make) -> None:
     trials = [*FIRST, *further(1e-4, [0.030]), *further(1e-3, [0.025])]
-    assert "are not separated yet" in contest_text(load(decided(make(trials, space=SPACE), BEGIN)))
+    results = load(decided(make(trials, space=SPACE), BEGIN))
+    assert "are not separated yet" in contest_text(results)
+    assert "val_loss 0.0250 (one further seed; its first seed chose it for the contest, so it is left out)" in answer(results)
+
+
+def test_before_a_further_seed_has_a_value_a_contender_shows_its_first(make: Make) -> None:
+    trials = [*FIRST, trial({"optim.lr": 1e-4, SEED: 1}, status=None), trial({"optim.lr": 1e-3, SEED: 1}, status=None)]
+    assert "val_loss 0.0100 (one seed)" in answer(load(decided(make(trials, space=SPACE), BEGIN)))
 
 
 def test_a_seed_that_diverged_is_a_reason(make: Make) -> None:
