@@ -12,8 +12,10 @@ from rich.table import Table
 from raysweep.cluster.join import available_here, connected, running_cluster
 from raysweep.cluster.resources import allocate, carried, concurrency, largest
 from raysweep.config import Sweep
-from raysweep.report.tables import number, shortened
-from raysweep.store.prediction import write_prediction
+from raysweep.console import shown_path
+from raysweep.report.answer import trial_list
+from raysweep.report.tables import number
+from raysweep.store.prediction import prediction_file, write_prediction
 from raysweep.store.remote import open_place
 from raysweep.tune.cost.calibrate import calibrate
 from raysweep.tune.cost.estimate import AROUND_S, Calibrate, estimate
@@ -23,6 +25,8 @@ from raysweep.tune.engine import check_workers
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, PastTrial, Work, found
 from raysweep.tune.shares import fair_shares
+
+_MOST_REASONS = 5
 
 
 def preview(
@@ -40,9 +44,11 @@ def preview(
     """
     epochs = plan.sweep.experiment.train.epochs
     unknown = plan.num_planned - len(plan.trials)
-    parts = [f"{len(todo.to_run)} to run", *([f"{len(todo.done)} not"] if todo.done else [])]
-    parts += [f"{unknown} that the search will think of"] if unknown else []
-    text = f"{plan.num_planned} trials x {epochs} epochs: {', '.join(parts)}; {at_once} at a time ({why}). No trial was trained."
+    ended, infeasible = sum(not t.infeasible for t in todo.done), sum(bool(t.infeasible) for t in todo.done)
+    counts = {"to run": len(todo.to_run), "ended": ended, "infeasible": infeasible, "that the search will think of": unknown}
+    parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "to run")
+    text = f"{plan.num_planned} trials x {epochs} epochs: {parts}; {at_once} at a time ({why}). No trial was trained."
+    text = "\n".join([text, *_infeasible(plan)])
     names, done = plan.sweep.short_names(), {trial.key for trial in todo.done}
     table = Table("trial", *names.values(), "parameters", *(("memory", "s / epoch") if costs else ()), "what")
     for trial in sorted(plan.trials, key=lambda t: t.number):
@@ -61,9 +67,21 @@ def _cost(cost: Cost | None) -> tuple[str, str]:
     return f"{about}{cost.memory_bytes / 2**20:,.0f} MiB", f"{about}{cost.epoch_s:.3g}"
 
 
+def _infeasible(plan: Plan) -> list[str]:
+    """A line for each reason why trials cannot be trained, the most frequent first: whole, its end says what to change."""
+    by_reason: dict[str, list[int]] = {}
+    for trial in plan.trials:
+        if trial.infeasible:
+            by_reason.setdefault(" ".join(trial.infeasible.split()).rstrip("."), []).append(trial.number)
+    ordered = sorted(by_reason.items(), key=lambda item: -len(item[1]))
+    lines = [f"Infeasible ({trial_list(tuple(numbers))}): {why}." for why, numbers in ordered[:_MOST_REASONS]]
+    rest = sum(len(numbers) for _, numbers in ordered[_MOST_REASONS:])
+    return [*lines, f"... and {rest} more infeasible trials."] if rest else lines
+
+
 def _what(trial: PlannedTrial, known: PastTrial | None, is_done: bool) -> str:
     if trial.infeasible:
-        return f"infeasible: {shortened(trial.infeasible, 100)}"
+        return "infeasible"
     if known is None or not (known.attempts or known.status):
         return "new"
     if is_done:
@@ -119,10 +137,13 @@ def preview_sweep(
     for note in cost.calibration.notes:
         say(f"note: {note}")
     around_s = started_s + AROUND_S
+    text = f"{text}\n{cost.describe(around_s)}"
     if cost.prediction is not None:
         key = what_for(plan, past, todo, allocation, at_once)
         write_prediction(place.local, sweep.name, key, {**cost.prediction.event(), "around_s": round(around_s, 1)})
-    return f"{text}\n{cost.describe(around_s)}", table
+        written = shown_path(prediction_file(place.local, sweep.name))
+        text += f"\nThe report sets this beside what the sweep takes; until then it is in {written}."
+    return text, table
 
 
 def _nothing_left(shown: tuple[str, Table]) -> tuple[str, Table]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
 from raysweep.tune import preview
+from raysweep.tune.cost import estimate
 from raysweep.tune.cost.calibrate import Calibration
 from raysweep.tune.cost.left import what_for
+from raysweep.tune.cost.predict import Interval, Prediction
 from raysweep.tune.cost.sizes import Cost, Size
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
@@ -65,13 +68,16 @@ def shown(table: Table) -> str:
 def test_a_new_sweep(tmp_path: Path) -> None:
     said: list[str] = []
     text, table = preview.preview_sweep(Sweep.from_dict(SWEEP), storage=tmp_path, measured=played, say=said.append)
-    first, second = text.splitlines()
-    assert first == "6 trials x 3 epochs: 4 to run, 2 not; 4 at a time (4 CPUs / 1 per trial). No trial was trained."
+    first, infeasible, second, last = text.splitlines()
+    assert first == "6 trials x 3 epochs: 4 to run, 2 infeasible; 4 at a time (4 CPUs / 1 per trial). No trial was trained."
+    assert infeasible == f"Infeasible (trials 2, 5): {make_plan(Sweep.from_dict(SWEEP)).trials[2].infeasible}.", "whole, and once"
+    assert last == f"The report sets this beside what the sweep takes; until then it is in {tmp_path / 's.plan.json'}."
     # All four at once: the wall time is that of the larger size, 3 x 200 s and the start.
     assert second.startswith("Wall time 9 min 5 s to 11 min 5 s (about 10 min 5 s), and 14 s to start and to write the report;")
     assert "0.45 to 0.55 device-hours (about 0.5). Calibrated in 20 s: 1 of 2 model sizes, 2 at a time." in second
     page = shown(table)
-    assert page.count("infeasible: model.depth") == 2
+    assert page.count("infeasible") == 2
+    assert "model.depth" not in page
     assert page.count("new") == 4
     assert page.count(" 512 MiB ") == 4
     assert page.count("about 512 MiB") == page.count("about 200") == 2, "what was not measured is marked"
@@ -161,8 +167,8 @@ def test_a_sweep_that_was_begun(tmp_path: Path) -> None:
     settings, directory = begun(tmp_path)
     before = directory.journal.read_bytes()
     text, table = preview.preview_sweep(settings, storage=tmp_path, measured=played)
-    assert text.startswith("6 trials x 3 epochs: 3 to run, 3 not")
-    assert f"(about {(200 + 3 * 100 + 3 * 200) / 3600:.3g})" in text, "one epoch of the larger size, three of each"
+    assert text.startswith("6 trials x 3 epochs: 3 to run, 1 ended, 2 infeasible;")
+    assert f"(about {(200 + 3 * 100 + 3 * 200) / 3600:.2g})" in text, "one epoch of the larger size, three of each"
     page = shown(table)
     assert "completed after epoch 3" in page
     assert "goes on after epoch 2" in page
@@ -187,7 +193,8 @@ def test_a_prediction_is_of_no_use_once_an_epoch_more_is_done(tmp_path: Path) ->
 def test_a_sweep_that_is_finished_has_nothing_left(tmp_path: Path) -> None:
     settings, _ = begun(tmp_path, finished=True)
     text, table = preview.preview_sweep(settings, storage=tmp_path, measured=refused)
-    assert text.splitlines()[1] == "Nothing is left to train: 0 s."
+    assert text.startswith("6 trials x 3 epochs: 0 to run, 4 ended, 2 infeasible;")
+    assert text.splitlines()[-1] == "Nothing is left to train: 0 s."
     assert shown(table).count("completed after epoch 3") == 4
     assert not (tmp_path / "s.plan.json").exists()
 
@@ -198,4 +205,28 @@ def test_a_search_that_learns_has_trials_to_think_of(tmp_path: Path) -> None:
     text, _ = preview.preview_sweep(settings, storage=tmp_path, measured=played)
     assert "7 trials x 3 epochs: 0 to run, 7 that the search will think of" in text
     assert "random draws stand for the 7 trials to think of" in text
-    assert f"(about {7 * 3 * 100 / 3600:.3g})" in text, "each is trained"
+    assert f"(about {7 * 3 * 100 / 3600:.2g})" in text, "each is trained"
+
+
+@pytest.mark.parametrize(
+    ("device_s", "shown"),
+    [
+        ((2.87, 4.0, 6.66), "device time 2.9 s to 6.7 s (about 4.0 s)"),
+        ((200, 300, 359), "device time 3 min 20 s to 5 min 59 s (about 5 min)"),
+        ((200, 300, 360), "0.056 to 0.1 device-hours (about 0.083)"),
+        ((4.4e5, 4.5e5, 1.23456e6), "120 to 340 device-hours (about 120)"),
+    ],
+)
+def test_device_time_has_a_unit_and_digits_that_tell_something(device_s: tuple[float, float, float], shown: str) -> None:
+    cost = estimate.Estimate(Prediction(Interval(1, 2, 3), Interval(*device_s)), {}, played([]), 0, False)
+    assert f"; {shown}. Calibrated" in cost.describe(10)
+
+
+def test_each_reason_why_trials_are_infeasible_stands_once_and_not_without_end() -> None:
+    plan = make_plan(Sweep.from_dict(SWEEP))
+    plan.trials += [replace(plan.trials[2], number=6 + n, key=f"k{n}", infeasible=f"no\n  {n}") for n in range(9)]
+    text, _ = preview.preview(plan, None, work(plan, None, False), 1, "why")
+    lines = text.splitlines()[1:]
+    assert lines[0].startswith("Infeasible (trials 2, 5): model.depth"), "the most frequent first"
+    assert lines[1:5] == [f"Infeasible (trial {6 + n}): no {n}." for n in range(4)]
+    assert lines[5:] == ["... and 5 more infeasible trials."]

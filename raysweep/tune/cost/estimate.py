@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from raysweep.cluster.resources import Allocation, Available
-from raysweep.report.tables import duration
+from raysweep.report.tables import duration, number
+from raysweep.space import significant
 from raysweep.tune.cost.calibrate import Calibration, calibrate
 from raysweep.tune.cost.left import last_epoch
 from raysweep.tune.cost.predict import START_S, TRIAL_S, WORKERS_TRIAL_S, Interval, Prediction, Rehearse, Rule, predict
@@ -20,6 +21,8 @@ from raysweep.tune.resume import Past, Work
 
 AROUND_S = 13.7
 """Beside starting Ray: Python's imports, the images read, and the report at the end. Measured in the default sweep on 2 cores."""
+
+_LEAST_HOURS = 0.1
 
 Calibrate = Callable[[Sequence[Size], Allocation, Available, int], Calibration]
 
@@ -46,18 +49,26 @@ class Estimate:
         """The prediction for people; `around_s`: seconds before the trials and after them."""
         if self.prediction is None:
             return f"No estimate: {self.calibration.describe()}."
-        wall, hours = self.prediction.wall_s, self.prediction.device_s.divided(3600)
+        wall = _span(self.prediction.wall_s)
         until = ", the upper end if no trial is stopped early" if self.is_stopping else ""
         drawn = f"; random draws stand for the {self.guessed} trials to think of" if self.guessed else ""
         return (
-            f"Wall time {_span(wall)}, and {duration(around_s)} to start and to write the report; "
-            f"{hours.low:.3g} to {hours.high:.3g} device-hours (about {hours.expected:.3g}){until}. "
+            f"Wall time {wall}, and {duration(around_s)} to start and to write the report; "
+            f"{_device_time(self.prediction.device_s)}{until}. "
             f"{self.calibration.describe().capitalize()}{drawn}."
         )
 
 
 def _span(seconds: Interval) -> str:
     return f"{duration(seconds.low)} to {duration(seconds.high)} (about {duration(seconds.expected)})"
+
+
+def _device_time(seconds: Interval) -> str:
+    """In hours, as budget.device_hours is given; where they are too few to tell anybody something, in seconds and minutes."""
+    if seconds.high < _LEAST_HOURS * 3600:
+        return f"device time {_span(seconds)}"
+    low, expected, high = (number(significant(s / 3600, 2)) for s in (seconds.low, seconds.expected, seconds.high))
+    return f"{low} to {high} device-hours (about {expected})"
 
 
 def estimate(
