@@ -23,7 +23,6 @@ from raysweep.report.tables import (
     moment,
     number,
     settings_text,
-    shortened,
     times,
 )
 from raysweep.space import significant
@@ -75,7 +74,7 @@ def _no_best(results: Results) -> str:
     if len(statuses) == 0:
         return "No best: the journal holds no trial yet."
     plural = "the only trial" if len(statuses) == 1 else f"all {len(statuses)} trials"
-    errors = "; ".join(f"{shortened(f.error, 160)} ({trial_list(f.trials)})" for f in failures(results)[:3])
+    errors = "; ".join(f"{f.error} ({trial_list(f.trials)})" for f in failures(results)[:3])
     if (statuses == "failed").all():
         return f"No best: {plural} failed. {errors}"
     if (statuses == "infeasible").all():

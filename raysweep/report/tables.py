@@ -21,6 +21,9 @@ from raysweep.sweep_settings import SEED
 MAX_TRACEBACK_LINES = 60
 """A traceback longer than this is cut in the middle on the page; trials.csv has it whole."""
 
+ERROR_WIDTH = 400
+"""Characters of an error in a line: what raysweep has to say of one, with a long path in it, and no tensor."""
+
 NONE = "–"
 """What stands for a value that there is not."""
 
@@ -148,7 +151,7 @@ def leaderboard(results: Results, limit: int = 50, digits: int = 6) -> Table:
         if compared:
             row.append(versus(trial["val_loss"], mean_image))
         row += [_epochs(trial), thousands(trial["parameters"]), duration(trial["seconds"])]
-        rows.append((*row, str(trial["status"]), shortened(str(trial["reason"]), 160)))
+        rows.append((*row, str(trial["status"]), abridged(str(trial["reason"]), ERROR_WIDTH)))
     if not any(row[-1] for row in rows):
         header, rows = header[:-1], [row[:-1] for row in rows]
     more = len(board) - limit
@@ -194,6 +197,13 @@ def shortened(text: str, limit: int) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def abridged(text: str, limit: int) -> str:
+    """One line of at most `limit` characters: where it is too long its start and its end, which says what to do."""
+    line = " ".join(text.split())
+    head = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[:head]}…{line[head + 1 - limit :]}"
+
+
 def failures(results: Results) -> list[Failure]:
     """The distinct errors of failed and infeasible trials, the most frequent first, each with one traceback.
 
@@ -217,7 +227,7 @@ def _error_of(trial: Any) -> tuple[str, str]:
     places = [line.strip() for line in lines if re.match(r'\s+File ".*", line \d+', line)]
     last = lines[-1].strip() if lines else ""
     text = last or str(trial["reason"]).strip() or "no error was recorded"
-    return (places[-1] if places else ""), shortened(text, 300)
+    return (places[-1] if places else ""), abridged(text, ERROR_WIDTH)
 
 
 def _cut(traceback: str) -> str:

@@ -11,13 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from raysweep.report.tables import shortened
+from raysweep.report.tables import ERROR_WIDTH, abridged
 from raysweep.sweep_settings import SEED
 from raysweep.tune.engine import Watcher
 from raysweep.tune.recorder import SweepRecorder, TrialState
 
 _STYLES = {"running": "cyan", "completed": "green", "stopped": "yellow", "diverged": "red", "failed": "bold red"}
-_WIDTH = 160  # characters of an error in a line
 _ROOM = 6  # lines for the table's frame and the summary
 
 
@@ -77,7 +76,7 @@ class Progress(Watcher):
         ended = self._recorder.num_ended
         best = f"best {metric} {number(state.best)}" if state.best is not None else f"no finite {metric}" if state.epoch else ""
         if state.status in ("failed", "infeasible"):
-            best = shortened(str(state.reason.get("text", "")), _WIDTH)
+            best = abridged(str(state.reason.get("text", "")), ERROR_WIDTH)
         text = f"[{ended}/{self._recorder.plan.num_planned}] trial {state.trial.number} ({self.settings(state)}): "
         after = f" after {state.epoch} epoch{'' if state.epoch == 1 else 's'}" if state.epoch else " before its first epoch ended"
         tail = f": {best}" if state.status == "infeasible" else f"{after}{', ' if best else ''}{best}{self._left()}"

@@ -189,3 +189,12 @@ def test_psnr_is_compared_by_the_loss_of_the_same_epoch(make: Make) -> None:
     text = answer.answer(load(make([trial(at, 0.03, 0.02)], SPACE, metric="psnr")))
     against = "5.4x below the mean image, NOT better than the noisy input (0.0100)"
     assert text == f"Best: lr 0.001, depth 2: psnr 22.0 (val_loss 0.0200), {against}."
+
+
+def test_the_end_of_an_error_is_kept_because_it_says_what_to_do(make: Make) -> None:
+    remedy = "Free some room, or set `storage` elsewhere"
+    text = f"CheckpointError: cannot write /mnt/{'a-long-name/' * 20}step.pt: the disk is full. {remedy}"
+    results = load(make([failed({"optim.lr": 1e-3}, text), failed({"optim.lr": 1e-2}, "x" * 1000 + remedy)]))
+    assert answer.answer(results).startswith(f"No best: all 2 trials failed. {text} (trial 0); xxx")
+    assert [len(f.error) for f in tables.failures(results)] == [len(text), 400]
+    assert all(row[-1].endswith(remedy) for row in tables.leaderboard(results).rows)

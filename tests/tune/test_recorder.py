@@ -157,6 +157,21 @@ def test_the_live_table_shows_state_epoch_loss_and_best(sweep: Sweep, tmp_path: 
     assert "0/4 ended" in text
 
 
+def test_what_to_do_about_a_failure_is_not_cut_from_its_line(sweep: Sweep, tmp_path: Path) -> None:
+    made, where = Running(sweep, tmp_path), "/mnt/shared/" + "/".join(["a-long-name"] * 12)
+    remedy = "the disk is full; the checkpoints before it are intact. Free some room, or set `storage` elsewhere"
+    for number, text in enumerate((f"CheckpointError: cannot write {where}: {remedy}", f"ValueError: {'0.1, ' * 500}: {remedy}")):
+        made.recorder.started(f"id{number}")
+        made.recorder.ended(f"id{number}", "failed", {"text": text})
+    made.progress.end()
+    made.journal.close()
+    whole, cut = (line for line in made.text.getvalue().splitlines() if " failed" in line)
+    assert f"CheckpointError: cannot write {where}: {remedy}" in whole
+    assert "ValueError: 0.1, 0.1" in cut
+    assert remedy in cut
+    assert len(cut) < 600
+
+
 def test_durations_read_like_a_clock() -> None:
     assert [duration(s) for s in (5, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
 
