@@ -76,7 +76,7 @@ class Sweep(Section):
         for key, domain in self.space.items():
             mistakes += self._mistakes_in(key, domain, rules)
         if self.search.algorithm == "grid":
-            endless = [key for key, domain in self.space.items() if domain.values() is None]
+            endless = [key for key, domain in self.space.items() if domain.values() is None and not unknown_setting(key)]
             mistakes += [
                 f"space.{key}: grid needs listed values; use {{grid: [...]}}, or search.algorithm random" for key in endless
             ]

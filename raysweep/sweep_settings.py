@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
-from pydantic_core import core_schema
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, model_validator
+from pydantic_core import PydanticCustomError, core_schema
 from typing_extensions import Self
 
 from raysweep.settings import PositiveFloat, PositiveInt, Section
@@ -30,7 +30,13 @@ class OrFactory:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         def checked(value: Any, names: core_schema.ValidatorFunctionWrapHandler) -> Any:
-            return value if isinstance(value, str) and re.match(self._FORM, value) else names(value)
+            if isinstance(value, str) and re.match(self._FORM, value):
+                return value
+            try:
+                return names(value)
+            except ValidationError as error:
+                form = "; or a factory of your own, 'package.module:factory'"
+                raise PydanticCustomError("name", "{rule}", {"rule": error.errors()[0]["msg"] + form}) from None
 
         plain = core_schema.to_string_ser_schema()
         return core_schema.no_info_wrap_validator_function(checked, handler(source), serialization=plain)
@@ -54,8 +60,8 @@ class SearchConfig(Section):
 
     algorithm: Annotated[Literal["grid", "random", "sobol", "tpe", "gp", "cmaes"], OrFactory()] = "grid"
     """grid: every combination. random: distinct draws. sobol: draws that fill the space evenly. Optuna's, which learn: tpe
-    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation; ranges only). Or your own:
-    `package.module:factory`, called with the space, the mode, the seed and `params`."""
+    (tree-structured Parzen estimator), gp (Gaussian process), cmaes (covariance matrix adaptation of the ranges; it draws listed
+    values at random). Or your own: `package.module:factory`, called with the space, the mode, the seed and `params`."""
     params: dict[str, Any] = {}
     """Further keyword arguments for a factory of your own."""
     num_samples: PositiveInt | None = None

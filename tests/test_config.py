@@ -213,6 +213,21 @@ def test_a_sweep_that_cannot_work_is_refused(tree: dict[str, Any], message: str)
     assert message in refused(Sweep, tree)
 
 
+def test_an_unknown_setting_is_the_only_mistake_of_its_domain() -> None:
+    text = refused(Sweep, {"space": {"optim.lrr": {"uniform": [0.1, 1]}, "lr": {"uniform": [0.1, 1]}}})
+    assert "space.optim.lrr: unknown key; nearest: lr" in text
+    assert "space.lr: no such setting; nearest: optim.lr" in text
+    assert "listed values" not in text
+
+
+@pytest.mark.parametrize("key", ["search.algorithm", "scheduler.name"])
+def test_a_name_that_is_none_may_have_been_meant_as_ones_own(key: str) -> None:
+    section, name = key.split(".")
+    text = refused(Sweep, {"space": SPACE, section: {name: "tpee"}})
+    assert f"{key}: Input should be '" in text
+    assert "'; or a factory of your own, 'package.module:factory', got 'tpee'" in text
+
+
 def test_the_objective_knows_its_direction() -> None:
     assert Sweep.from_dict({"space": SPACE}).objective.mode == "min"
     assert Sweep.from_dict({"space": SPACE, "objective": {"metric": "psnr"}}).objective.mode == "max"

@@ -19,6 +19,8 @@ from typing import IO, Any
 
 from raysweep.errors import StoreError
 
+_MOST_NAMED = 12  # directories in a message
+
 # Losses and rates decide, so they are kept whole; the others are for people.
 _ROUNDED_DIGITS = {
     "psnr": 7, "grad_norm": 6, "samples_per_second": 5, "data_wait": 3, "seconds": 5, "peak_memory_bytes": 4,
@@ -191,7 +193,16 @@ def read_entries(path: Path) -> Iterator[tuple[list[str], Any]]:
             yield [], event
     except OSError as error:
         why = error.strerror or error
-        raise StoreError(f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl") from None
+        raise StoreError(
+            f"cannot read {path}: {why}; give a sweep's directory, the one with journal.jsonl{_below(path)}"
+        ) from None
+
+
+def _below(path: Path) -> str:
+    """Names the sweeps below a directory that is none itself."""
+    names = sorted(found.parent.name for found in path.parent.glob(f"*/{path.name}"))
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return f"; below this one are {', '.join(names[:_MOST_NAMED])}{more}" if names else ""
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:

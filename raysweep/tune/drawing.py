@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from raysweep.conditions import Rules
+from raysweep.config import Sweep
 from raysweep.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -111,6 +112,14 @@ def note_refused(number: int, why: str) -> str:
     """A sentence about draws that broke a constraint."""
     were = "draw broke a constraint and was" if number == 1 else "draws broke a constraint and were"
     return f"{number} {were} drawn anew; the last: {why}"
+
+
+def note_random(sweep: Sweep) -> list[str]:
+    """Which settings the searcher draws at random, as Optuna's cmaes does with categories; no line where there are none."""
+    listed = [key for key, domain in sweep.space.items() if domain.kind in ("choice", "grid")]
+    if sweep.search.algorithm != "cmaes" or not listed:
+        return []
+    return [f"search.algorithm cmaes learns of ranges, and draws {', '.join(listed)} at random; tpe and gp learn of lists, too"]
 
 
 def note_infeasible(plan: Plan) -> None:

@@ -266,3 +266,17 @@ def test_an_event_that_did_not_reach_the_disk_did_not_happen(
         assert path.read_bytes() == b""
         writer.event("trial", trial=1)
     assert [event["trial"] for event in read_events(path)] == [1]
+
+
+def test_a_directory_that_holds_sweeps_but_is_none_names_them(tmp_path: Path) -> None:
+    def told() -> str:
+        with pytest.raises(StoreError) as caught:
+            list(read_events(tmp_path / "journal.jsonl"))
+        return str(caught.value)
+
+    assert told().endswith("give a sweep's directory, the one with journal.jsonl")
+    for number in range(14, 0, -1):
+        (tmp_path / f"s{number:02}").mkdir()
+        (tmp_path / f"s{number:02}" / "journal.jsonl").touch()
+    (tmp_path / "other").mkdir()
+    assert told().endswith("; below this one are " + ", ".join(f"s{n:02}" for n in range(1, 13)) + " and 2 more")

@@ -157,3 +157,17 @@ def test_a_population_has_keys_of_its_own() -> None:
     alone, members = make_plan(Sweep.from_dict(content)), make_plan(Sweep.from_dict({**content, "scheduler": {"name": "pbt"}}))
     assert [t.overrides for t in alone.trials] == [t.overrides for t in members.trials]
     assert not {t.key for t in alone.trials} & {t.key for t in members.trials}
+
+
+def test_cmaes_says_which_settings_it_draws_at_random() -> None:
+    space = {
+        "optim.lr": {"loguniform": [1e-4, 1e-1]},
+        "model.depth": {"randint": [1, 3]},
+        "model.norm": {"choice": ["none", "group"]},
+    }
+    note = "search.algorithm cmaes learns of ranges, and draws model.norm at random; tpe and gp learn of lists, too"
+    assert note in make_plan(sweep(space, algorithm="cmaes")).notes
+    for algorithm in ("tpe", "gp", "random"):
+        assert note not in make_plan(sweep(space, algorithm=algorithm)).notes
+    del space["model.norm"]
+    assert not any("cmaes" in text for text in make_plan(sweep(space, algorithm="cmaes")).notes)

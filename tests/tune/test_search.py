@@ -66,6 +66,14 @@ def test_searches_that_learn_come_nearer_than_where_they_began(algorithm: str, t
     assert statistics.median(values[-15:]) < statistics.median(values[:8]) / 1.5
 
 
+@pytest.mark.parametrize(("algorithm", "learns"), [("tpe", True), ("cmaes", False)])
+def test_cmaes_draws_listed_values_at_random(algorithm: str, learns: bool, tmp_path: Path) -> None:
+    space = {"optim.lr": {"loguniform": [1e-6, 1e-0]}, "model.dropout": {"choice": [0.0, 0.2, 0.4, 0.6]}}
+    asked = played(sweep(space, search={"algorithm": algorithm, "num_samples": 40, "seed": 2}), tmp_path)
+    best = sum(overrides["model.dropout"] == 0.2 for overrides in asked[-24:])
+    assert (best >= 12) == learns, f"by chance it would be 6 of 24, it was {best}"
+
+
 @pytest.mark.parametrize("algorithm", LEARNING)
 def test_searches_that_learn_give_the_same_list_for_the_same_seed(algorithm: str, tmp_path: Path) -> None:
     settings = sweep(search={"algorithm": algorithm, "num_samples": 12, "seed": 5})
