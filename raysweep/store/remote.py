@@ -228,6 +228,8 @@ class RemotePlace(Place):
                     sent.add(path.name, stamped)
         except OSError as error:
             self._say(f"warning: the report was not sent to {self._uri}: {told(error)}; it is in {directory.path}")
+            return
+        self._say(f"kept at {self._uri}/{directory.path.name}")
 
 
 def _let_go(lease: Lease) -> None:
@@ -263,8 +265,11 @@ def open_place(storage: str | os.PathLike[str], working_directory: str, say: Say
         say: takes lines for people.
 
     Raises:
-        StoreError: the URI cannot be opened.
+        StoreError: the URI cannot be opened, or is mistyped.
     """
+    if mistyped := re.match(r"(s3|gs|hdfs|file)(:/(?!/)|//)", str(storage)):
+        right = f"{mistyped[1]}://{'/' if mistyped[1] == 'file' else ''}{str(storage)[mistyped.end() :]}"
+        raise StoreError(f"storage {storage} is neither a directory nor a URI; set `storage` to {right}, or to ./{storage}")
     if not is_uri(str(storage)):
         return Place(Path(storage).expanduser())
     return RemotePlace(str(storage), open_store(str(storage)), Path(working_directory).expanduser(), say)

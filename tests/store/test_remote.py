@@ -156,6 +156,7 @@ def test_a_sweep_that_was_here_only_is_sent_as_a_whole(tmp_path: Path, store: Me
     only.place.settle(only.directory)
     (only.directory.path / "report.html").write_text("<p>")
     only.place.send_report(only.directory)
+    assert only.said[-1] == "kept at memory://bucket/s"
     assert {"s/trials/key0/best.pt", "s/trials/key0/ckpt-000000001.json", "s/report.html"} <= store.objects.keys()
     other = machine(tmp_path, "b", store)
     other.place.fetch("s")
@@ -248,3 +249,10 @@ def test_a_directory_stays_a_directory(tmp_path: Path) -> None:
     place.settle(directory)
     place.send_report(directory)
     assert list(directory.path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mistyped", ["s3//bucket/runs", "s3:/bucket/runs", "file:/tmp/runs"])
+def test_a_mistyped_uri_is_no_directory(mistyped: str) -> None:
+    with pytest.raises(StoreError, match=r"neither a directory nor a URI; set `storage` to (s3://bucket|file:///tmp)/runs,"):
+        open_place(mistyped, "results")
+    assert type(open_place(f"./{mistyped}", "results")) is Place
