@@ -48,7 +48,7 @@ def test_audit_and_contest(tmp_path: Path) -> None:
     assert found.load_model() is not None
     build_report(finished.directory.path)
     page = (finished.directory.path / "report.md").read_text()
-    for text in ("Contest of the 2 best", "## Configurations", "mean and standard deviation of 2 seeds"):
+    for text in ("Contest of the 2 best", "## Configurations", "mean and standard deviation of 2 further seeds"):
         assert text in page
     assert "images.png" in page, "the examples are those of the best configuration's best trial"
 
