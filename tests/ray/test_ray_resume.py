@@ -115,12 +115,12 @@ def killed_until_it_ends(
                 assert time.monotonic() < until, (directory / "log").read_text()
                 time.sleep(0.05)
             # Half of the kills by the clock, half a few lines later, so that all kinds of events come before one.
-            lines, mark = draw.choice([0, draw.randrange(1, 14)]), draw.choice(marks)
+            lines, mark = draw.choice([0, draw.randrange(1, 2 + 12 // at_once)]), draw.choice(marks)
             lines = lines if mark == b"\n" else min(lines, 1)
             begun = content().count(mark)
             while process.poll() is None and content().count(mark) < begun + lines:
                 time.sleep(0.005)
-            time.sleep(draw.uniform(0.0, 0.1 if lines else 1.5))
+            time.sleep(draw.uniform(0.0, 0.1 if lines else 1.5 / at_once))
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 killed += 1
