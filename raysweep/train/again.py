@@ -45,10 +45,10 @@ class Earlier:
     def is_in_use(self) -> bool:
         """Whether a process trains it now."""
         try:
-            with self.directory.locked():
-                return False
-        except (StoreError, OSError):
+            self.directory.check_free()
+        except StoreError:
             return True
+        return False
 
     def describe(self) -> str:
         """How it stands, for people."""
