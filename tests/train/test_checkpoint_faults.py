@@ -206,8 +206,21 @@ _FORKS = get_context("forkserver")
 _FORKS.set_forkserver_preload(["raysweep.train.loop", "torch._dynamo", "pytest"])  # the first optimizer imports dynamo
 
 
-def _train(directory: Path, epochs: int, channels: int, lr: float, kill_before_rename: int | None) -> None:
+def _train(
+    directory: Path, epochs: int, channels: int, lr: float, kill_before_rename: int | None, kill_after_bytes: int | None = None
+) -> None:
     torch.set_num_threads(1)
+    if kill_after_bytes is not None:
+        write, left = checkpoint._Sealing.write, [kill_after_bytes]
+
+        def counted_bytes(sealing: checkpoint._Sealing, data: bytes | memoryview) -> int:
+            written_bytes = write(sealing, data)
+            left[0] -= written_bytes
+            if left[0] < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return written_bytes
+
+        checkpoint._Sealing.write = counted_bytes  # type: ignore[assignment,method-assign]
     if kill_before_rename is not None:
         replace, done = Path.replace, iter(range(10**9))
 
@@ -269,22 +282,25 @@ def test_killed_before_each_rename_and_resumed_is_the_uninterrupted_run(tmp_path
 
 def test_killed_ten_times_at_random_moments_is_the_uninterrupted_run(tmp_path: Path) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    case = (epochs := 30), 100, 0.02  # checkpoints of 6 MB
+    case = (epochs := 30), 100, 0.02
     process, began = started(whole, 1, *case, None), time.perf_counter()
     process.join()
-    longest = (time.perf_counter() - began) / 6
-    assert max(whole.glob("ckpt-*.pt")).stat().st_size > 3_000_000
+    longest_s = (time.perf_counter() - began) / 6
+    size = max(whole.glob("ckpt-*.pt")).stat().st_size
+    assert size > 3_000_000
     moments = random.Random(5)
-    in_a_save = before = 0
+    before = 0
     for kills in range(10):
-        process = started(cut, kills + 1, *case, None)
-        process.join(moments.uniform(0, longest))
+        in_a_save = kills < 5  # so many bytes into its checkpoints; then by the clock, which may be anywhere
+        process = started(cut, kills + 1, *case, None, moments.randrange(size * 5 // 2) if in_a_save else None)
+        process.join(None if in_a_save else moments.uniform(0, longest_s))
         process.kill()
         process.join()
-        in_a_save += bool(list(cut.glob(".*")))
+        if in_a_save:
+            assert process.exitcode == -signal.SIGKILL
+            assert list(cut.glob(".*")), "a save was cut short"
         assert newest_step(cut) >= before
         before = newest_step(cut)
-    assert in_a_save, "some kill must come in the middle of a save, or the test shows little"
     process = started(cut, 11, *case, None)
     process.join()
     assert process.exitcode == 0
