@@ -75,6 +75,7 @@ class SweepRecorder:
         self._decisions = past.decisions if past else []
         self.contest = [d for d in self._decisions if d.get("rule") == CONTENDERS]
         self._past = past.trials if past else {}
+        self._retry_failed = past is not None and past.retry_failed
         self._to_run = set(to_run)
         self._epochs_before = past.sweep.experiment.train.epochs if past else 0
         for trial in plan.trials:
@@ -137,7 +138,7 @@ class SweepRecorder:
         """How a trial stands; one that an earlier start has trained to an end that stands is planned by it. None: not begun."""
         before = self._past.get(trial.key)
         epochs = self.plan.sweep.experiment.train.epochs
-        if trial.number not in self.states and before is not None and stands(before, epochs):
+        if trial.number not in self.states and before is not None and stands(before, epochs, self._retry_failed):
             self._planned(trial)
         return self.states.get(trial.number)
 

@@ -62,6 +62,7 @@ class Past:
         population: its population events, in order.
         decisions: what schedulers and contests decided, in order.
         untold: decisions of a contest that follow from all this and that it does not hold.
+        retry_failed: whether failed trials run again now.
     """
 
     directory: SweepDirectory
@@ -73,6 +74,7 @@ class Past:
     population: list[dict[str, Any]] = field(default_factory=list)
     decisions: list[dict[str, Any]] = field(default_factory=list)
     untold: list[dict[str, Any]] = field(default_factory=list)
+    retry_failed: bool = False
 
     @property
     def device_seconds(self) -> float:
@@ -246,19 +248,20 @@ def found(
     plan = make_plan(sweep)
     past = None if fresh else _past(storage, plan, say)
     if past is not None:
+        past.retry_failed = retry_failed
         adopt(plan, past)
         add_seeds(plan)
-        _play_contest(plan, past, retry_failed)
+        _play_contest(plan, past)
     return plan, past, work(plan, past, retry_failed)
 
 
-def _play_contest(plan: Plan, past: Past, retry_failed: bool) -> None:
+def _play_contest(plan: Plan, past: Past) -> None:
     objective, epochs = plan.sweep.objective, plan.sweep.experiment.train.epochs
     better = min if objective.mode == "min" else max
 
     def outcome(trial: PlannedTrial) -> tuple[str, float | None, dict[str, Any]] | None:
         known = past.trials.get(trial.key)
-        if known is None or not stands(known, epochs, retry_failed):
+        if known is None or not stands(known, epochs, past.retry_failed):
             return None
         values = [row[objective.metric] for row in known.rows.values() if row.get(objective.metric) is not None]
         return known.status, better(values) if values else None, known.reason

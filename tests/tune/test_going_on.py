@@ -18,9 +18,11 @@ from raysweep.errors import StoreError
 from raysweep.store import results
 from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place
+from raysweep.sweep_settings import SEED
 from raysweep.tune import tuning
 from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
+from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import found
 
@@ -202,6 +204,31 @@ class Noisy(World):
 
     def loss(self, key: str, epoch: int, overrides: dict[str, Any]) -> float:
         return 0.1 * (1 + drawn(key) / 50 - math.log10(overrides["optim.lr"])) / epoch
+
+
+class Failing(Noisy):
+    """Some trainings fail in their first epoch, once."""
+
+    keys: frozenset[str] = frozenset()
+
+    def fate(self, key: str) -> tuple[str, int]:
+        return ("failed", 1) if key in self.keys else ("", 0)
+
+
+@pytest.mark.parametrize("failing", [[(1e-2, 1), (1e-3, 2)], [(1e-4, 0), (1e-2, 1), (1e-3, 2)]], ids=["further", "first"])
+def test_one_command_retries_all_that_failed_also_in_later_rounds_of_a_contest(
+    failing: list[tuple[float, int]], tmp_path: Path
+) -> None:
+    contest = tree(space=HALVING["space"], search={"seeds": 5, "contenders": 3})
+    plan, world = make_plan(Sweep.from_dict(contest)), Failing()
+    seeds = [{"optim.lr": lr, **({SEED: number} if number else {})} for lr, number in failing]
+    world.keys = frozenset(plan.key(overrides) for overrides in seeds)
+    life(contest, tmp_path, world)
+    assert statuses(tmp_path).count("failed") == len(failing)
+    assert life(contest, tmp_path, world, retry_failed=True) == "completed"
+    assert "failed" not in statuses(tmp_path)
+    assert life(contest, tmp_path, world, retry_failed=True) == "over"
+    assert len(world.trained) == len(set(world.trained))
 
 
 def test_a_contest_for_the_highest_psnr_is_told_once(tmp_path: Path) -> None:
