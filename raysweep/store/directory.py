@@ -88,14 +88,14 @@ class SweepDirectory:
     def create(cls, storage: Path, name: str) -> SweepDirectory:
         """Make `storage/name`, or `name-2`, `name-3`, ... where that exists: nothing is ever written over.
 
-        A sweep's new directory has a higher number than its others, also where some between were deleted.
+        The new directory has a higher number than a sweep's others, or than the runs of that name, whichever were deleted.
 
         Raises:
             StoreError: the directory cannot be made.
         """
         try:
             storage.mkdir(parents=True, exist_ok=True)
-            number = 1 + newest_number(storage, name)
+            number = 1 + max((_number(own.path, name) for own in _counted(storage, name)), default=0)
             while True:
                 path = storage / (name if number == 1 else f"{name}-{number}")
                 try:
@@ -197,6 +197,12 @@ def numbered_directories(storage: Path, name: str) -> list[SweepDirectory]:
     """`storage/name`, `name-2`, ..., as far as they are there, newest first; whatever they hold."""
     found = [path for path in storage.glob(f"{glob.escape(name)}*") if path.is_dir() and _number(path, name)]
     return [SweepDirectory(path.resolve()) for path in sorted(found, key=lambda path: _number(path, name), reverse=True)]
+
+
+def _counted(storage: Path, name: str) -> list[SweepDirectory]:
+    """The directories that a new one of a name comes after: a run's journal does not have its name, so each run counts."""
+    found = [own for own in numbered_directories(storage, name) if own.path.name == name or own.journal.exists()]
+    return [own for own in found if own.path.name == name or _sweep_name(own.journal) in (name, None)]
 
 
 def newest_number(storage: Path, name: str) -> int:

@@ -226,3 +226,14 @@ def test_a_sweep_of_that_name_is_no_run(tmp_path: Path) -> None:
         train(tiny(), tmp_path)
     train(tiny(1), tmp_path, resume=False)
     assert (tmp_path / "train-2").exists()
+
+
+def test_a_new_run_is_the_newest_where_an_older_one_was_deleted(tmp_path: Path) -> None:
+    for _ in range(3):
+        train(tiny(1), tmp_path, resume=False)
+    shutil.rmtree(tmp_path / "train")
+    shutil.rmtree(tmp_path / "train-2")
+    (tmp_path / "train-9").mkdir()  # somebody's folder
+    train(tiny(), tmp_path, resume=False, stop_after=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train-3", "train-4", "train-9"]
+    assert epochs(train(tiny(), tmp_path)) == [3, 4, 5, 6], "and --resume finds it"
