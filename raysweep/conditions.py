@@ -194,7 +194,7 @@ class Rules:
 
     def _value(self, key: str, overrides: Mapping[str, Any]) -> Any:
         if key in overrides:
-            return self._as_read(key, overrides[key])
+            return self.read(key, overrides[key])
         section, _, name = key.partition(".")
         own = getattr(self._experiment, section)
         if "." in name:
@@ -207,7 +207,7 @@ class Rules:
             given[name] = following if following is not None else type(own).model_fields[name].get_default()
         return _plain(given[name])
 
-    def _as_read(self, key: str, value: Any) -> Any:
+    def read(self, key: str, value: Any) -> Any:
         """A value as the experiment understands it: the text "1e-3" is a number where one is wanted."""
         if not isinstance(value, str):
             return _plain(value)

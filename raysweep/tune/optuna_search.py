@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -12,6 +13,7 @@ from raysweep.config import Sweep
 from raysweep.errors import ConfigError, RaysweepError
 from raysweep.space import Domain
 from raysweep.tune.drawing import Draws, max_infeasible, note_refused
+from raysweep.tune.own import place_of
 from raysweep.tune.plan import DEFAULT_SAMPLES, Plan, PlannedTrial, draws
 from raysweep.tune.search import Assigned, NotSaved, as_config, worst
 
@@ -180,14 +182,28 @@ class OptunaSearcher(NotSaved, Searcher):  # type: ignore[misc]
         names = [key for key in self._plan.sweep.space if is_whole or key in trial.overrides]
         try:
             params = {
-                key: _position(domain, trial.overrides[key] if key in trial.overrides else domain.at(0.5))
+                key: self._position(key, trial.overrides[key] if key in trial.overrides else domain.at(0.5))
                 for key, domain in self._plan.sweep.space.items()
                 if key in names
             }
             distributions = {key: self._distributions[key] for key in names}
             self._study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
         except ValueError:
-            return  # it lies outside a space that was narrowed since
+            return  # it lies outside the space: a point to start with may
+
+    def _position(self, key: str, value: Any) -> Any:
+        """A trial's value as Optuna has it.
+
+        Raises:
+            ValueError: it is none of a list's.
+        """
+        domain = self._plan.sweep.space[key]
+        if domain.kind not in ("choice", "grid"):
+            return value
+        place = place_of(domain, value, partial(self._plan.rules.read, key))
+        if place is None:
+            raise ValueError(f"{value!r} is not in the list of {key}")
+        return place
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         trial = self._given.pop(trial_id, None)
@@ -246,15 +262,6 @@ def _suggested(asked: Any, key: str, distribution: Any) -> Any:
         return asked.suggest_categorical(key, distribution.choices)
     suggest = asked.suggest_int if isinstance(distribution.low, int) else asked.suggest_float
     return suggest(key, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
-
-
-def _position(domain: Domain, value: Any) -> Any:
-    """A trial's value as Optuna has it.
-
-    Raises:
-        ValueError: the domain does not hold it.
-    """
-    return domain.args.index(value) if domain.kind in ("choice", "grid") else value
 
 
 def _value(domain: Domain, suggested: Any) -> Any:

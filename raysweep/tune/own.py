@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from raysweep.conditions import Rules
@@ -102,7 +103,7 @@ def suggested(
     if misfits := rules.misfits(values):
         raise OwnCodeError(f"{where}; {', '.join(misfits)}")
     values = {key: values[key] for key in space if key in values}
-    outside = [key for key, value in values.items() if not is_in(space[key], value)]
+    outside = [key for key, value in values.items() if not is_in(space[key], value, partial(rules.read, key))]
     if outside:
         lines = "; ".join(f"{key}: {values[key]!r} is not in {space[key].describe()}" for key in outside)
         raise OwnCodeError(f"{where}; {lines}")
@@ -134,10 +135,10 @@ def decided(own: OwnScheduler, name: str, key: str, epoch: int, value: float | N
     )
 
 
-def is_in(domain: Domain, value: Any) -> bool:
-    """Whether a domain holds a value."""
+def is_in(domain: Domain, value: Any, read: Callable[[Any], Any]) -> bool:
+    """Whether a domain holds a value; `read` as in place_of."""
     if domain.kind in ("choice", "grid"):
-        return any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in domain.args)
+        return place_of(domain, value, read) is not None
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     low, high = domain.args[:2]
@@ -147,6 +148,17 @@ def is_in(domain: Domain, value: Any) -> bool:
         steps = (value - low) / domain.args[2]
         return bool(low - 1e-9 <= value <= high + 1e-9 and abs(steps - round(steps)) < 1e-6)
     return bool(low <= value <= high)
+
+
+def place_of(domain: Domain, value: Any, read: Callable[[Any], Any]) -> int | None:
+    """Where a list has a value; None: nowhere.
+
+    Args:
+        read: how the experiment understands a value of the setting (Rules.read): the text "1e-3" is 0.001.
+    """
+    wanted = read(value)
+    others = enumerate(map(read, domain.args))
+    return next((n for n, other in others if wanted == other and isinstance(wanted, bool) == isinstance(other, bool)), None)
 
 
 def _failed(setting: str, name: str, error: Exception) -> OwnCodeError:

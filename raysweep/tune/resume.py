@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,19 +171,24 @@ def adopt(plan: Plan, past: Past) -> None:
 def _point(plan: Plan, old: PastTrial) -> dict[str, Any] | None:
     """What a trial of the journal's is in the plan's space: a setting it was not given has the experiment's own value.
 
-    None where the space does not have it.
+    None where the space does not have it, or not any more: then it stays a row of the results, as with a list of trials.
     """
     if plan.rules.holds(old.overrides):
-        return old.overrides
+        return old.overrides if _lies_in(plan, old.overrides) else None
     try:
         if old.status == "infeasible" and is_own(plan.sweep.search.algorithm) and not plan.rules.misfits(old.overrides):
-            return old.overrides  # one's own searcher is shown what broke a constraint; the others draw anew
+            # One's own searcher is shown what broke a constraint; the others draw anew.
+            return old.overrides if _lies_in(plan, old.overrides) else None
         trained = plan.experiment(old.overrides)
         point = plan.rules.choose(lambda key: as_listed(trained.get(key)))
-        is_held = all(key in old.overrides or is_in(plan.sweep.space[key], value) for key, value in point.items())
-        return point if is_held and plan.rules.holds(point) and plan.key(point) == old.key else None
+        return point if _lies_in(plan, point) and plan.rules.holds(point) and plan.key(point) == old.key else None
     except ConfigError:
         return None
+
+
+def _lies_in(plan: Plan, point: dict[str, Any]) -> bool:
+    """Whether the plan's domains hold the values of a point."""
+    return all(is_in(plan.sweep.space[key], value, partial(plan.rules.read, key)) for key, value in point.items())
 
 
 def _add_again(plan: Plan, overrides: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import found
+from raysweep.tune.search import LEARNING, searcher
 
 BASE: dict[str, Any] = {
     "name": "s",
@@ -137,6 +138,39 @@ def test_a_search_that_learns_never_thinks_of_a_trial_again(
     life(tree(space=after, search={"algorithm": "tpe", "num_samples": 20}), tmp_path, world)
     runs = [e["trial"] for e in events(tmp_path, "run")]
     assert sorted(runs) == list(range(num_trained)), "each trial ran once"
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize("algorithm", LEARNING)
+def test_of_a_space_that_was_narrowed_so_many_trials_run_as_there_are_samples(algorithm: str, seeds: int, tmp_path: Path) -> None:
+    world, wide = World(), {"optim.lr": {"loguniform": [1e-5, 1e-1]}, "model.depth": {"choice": [1, 2]}}
+    narrow = {"optim.lr": {"loguniform": [1e-3, 1e-1]}, "model.depth": {"choice": [2]}}
+    search = {"algorithm": algorithm, "num_samples": 6, "seeds": seeds}
+    life(tree(space=wide, search=search), tmp_path, world)
+    assert life(tree(space=narrow, search=search), tmp_path, world) == "completed"
+    found = results.load(tmp_path / "s")
+    inside = found.trials[(found.trials["lr"] >= 1e-3) & (found.trials["depth"] == 2)]
+    assert len(inside) == 6 * seeds
+    assert len(found.trials) > len(inside), "the others stay as rows"
+    assert set(found.trials["status"]) == {"completed"}
+    assert len(world.trained) == len(found.trials) * 3
+    assert life(tree(space=narrow, search=search), tmp_path, world) == "over"
+    assert life(tree(space=wide, search=search), tmp_path, world) == "over", "they all count again"
+
+
+def test_a_list_that_is_written_as_text_is_what_its_trials_have(tmp_path: Path) -> None:
+    listed = {"optim.lr": {"choice": ["1e-3", "1e-2"]}, "model.depth": {"choice": [1, 2]}}
+    settings = tree(space=listed, search={"algorithm": "tpe", "num_samples": 4})
+    life(settings, tmp_path, World())
+    plan, past, _ = found(Sweep.from_dict(settings), tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    assert len(plan.trials) == 4
+    with closing(JournalWriter(past.directory.journal)) as journal:
+        recorder = SweepRecorder(plan, journal, past=past)
+        told = searcher(plan, [], recorder.assigned, recorder.objective)._study.trials
+    assert [(trial.params["optim.lr"], trial.params["model.depth"]) for trial in told] == [
+        ([1e-3, 1e-2].index(trial.overrides["optim.lr"]), trial.overrides["model.depth"] - 1) for trial in plan.trials
+    ]
 
 
 def test_settings_of_the_images_that_are_swept_are_no_other_images(tmp_path: Path) -> None:
