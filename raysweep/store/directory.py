@@ -11,6 +11,7 @@ import glob
 import json
 import os
 import re
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -24,6 +25,10 @@ from raysweep.errors import StoreError
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
 COPIED = "clone"
+SCRATCH = ".ray"
+"""What Ray writes for the time of a sweep or a run, and drivers for their trials."""
+
+_HALF_WRITTEN = re.compile(r"\..+\.\w+\.[a-z0-9_]{8}")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -44,6 +49,18 @@ def write_atomically(path: Path, content: bytes) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Delete what a killed process has left in a directory: SCRATCH, and files that it was writing (a checkpoint may be large).
+
+    For who holds the sweep's lock, before anything of its own runs. What cannot be deleted stays.
+    """
+    shutil.rmtree(directory / SCRATCH, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for path in directory.iterdir():
+            if _HALF_WRITTEN.fullmatch(path.name):
+                path.unlink()
 
 
 def _umask() -> int:
@@ -119,6 +136,8 @@ class SweepDirectory:
     def locked(self, otherwise: str = "start beside it with --fresh") -> Iterator[None]:
         """For the time of a block nobody else works in this directory; a process that dies lets it go.
 
+        What such a process has left is deleted; in its trials' directories by those that go on with them.
+
         Args:
             otherwise: what else the user can do, for the message.
 
@@ -136,6 +155,7 @@ class SweepDirectory:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
             file.flush()
+            remove_leftovers(self.path)
             try:
                 yield
             finally:

@@ -24,6 +24,7 @@ from raysweep.cluster.capacity import workers_name
 from raysweep.data.dataset import open_dataset
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
+from raysweep.store.directory import SCRATCH
 from raysweep.train.failures import classify
 from raysweep.train.gate import Gate
 from raysweep.train.loop import train
@@ -132,7 +133,7 @@ class Workers:
     ) -> None:
         # A name of its own for each attempt: Ray would go on from its own state of an earlier run of the same name.
         self._name = f"{workers_name(directory.name)}{attempt}-{os.urandom(4).hex()}"
-        self._scratch = directory / ".ray"
+        self._scratch = directory / SCRATCH
         resources: dict[str, float] = {"CPU": cpus_per_worker}
         if gpus_per_worker:
             resources["GPU"] = gpus_per_worker

@@ -20,7 +20,7 @@ from raysweep.cluster.resources import Allocation, Available, allocate
 from raysweep.cluster.shared import check_shared
 from raysweep.errors import ClusterError, RaysweepError, TrialError
 from raysweep.experiment import Experiment
-from raysweep.store.directory import SweepDirectory, write_atomically
+from raysweep.store.directory import SweepDirectory, remove_leftovers, write_atomically
 from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place, open_place
 from raysweep.train import checkpoint
@@ -192,6 +192,7 @@ def _recorded(
     directory.write_manifest(manifest())
     trial, epochs = directory.trial(prepared.key), prepared.experiment.train.epochs
     trial.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(trial)
     told = earlier.last_epoch if earlier else 0
     say(f"{allocation.describe()}; global batch {prepared.experiment.train.batch_size}; {directory.path.name}/")
     journal = JournalWriter(directory.journal)

@@ -11,7 +11,7 @@ from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
 from raysweep.console import shown_path
 from raysweep.errors import CheckpointError
-from raysweep.store.directory import SweepDirectory
+from raysweep.store.directory import SweepDirectory, remove_leftovers
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
 from raysweep.store.remote import Place, open_place
@@ -126,6 +126,9 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
     allocation = largest(allocation, cluster.available)
     check_shared(directory, cluster)
     directory.write_manifest(manifest())
+    for trial in job.todo.to_run:
+        if job.past is not None and trial.key in job.past.trials:
+            remove_leftovers(directory.trial(trial.key))
     epochs = sweep.experiment.train.epochs
     say(f"{plan.num_planned} trials x {epochs} epochs, {at_once} at a time ({why}); {shown_path(directory.path)}/")
     predicted = read_prediction(directory.path.parent, sweep.name, what_for(plan, job.past, job.todo, allocation, at_once))

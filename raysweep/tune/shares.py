@@ -18,11 +18,11 @@ from ray.tune import Callback
 from raysweep.cluster import capacity
 from raysweep.cluster.resources import Allocation, Available, carried
 from raysweep.errors import ClusterError
-from raysweep.store.directory import write_atomically
+from raysweep.store.directory import SCRATCH, write_atomically
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import NotSaved
 
-FILE = ".ray/shares.json"
+FILE = f"{SCRATCH}/shares.json"
 """Below a sweep's directory; it goes with what Ray Tune writes there."""
 
 _LOOK_S = 1.0  # how often the driver counts its trials, and a trial reads the file

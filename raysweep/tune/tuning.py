@@ -14,6 +14,7 @@ from ray import tune
 from raysweep.cluster.capacity import free_leftovers
 from raysweep.cluster.join import environment
 from raysweep.cluster.resources import Allocation
+from raysweep.store.directory import SCRATCH
 from raysweep.train.run import Say
 from raysweep.tune.callback import JournalCallback, SweepEnd, TuneLines
 from raysweep.tune.ending import EndWorkers
@@ -52,7 +53,7 @@ def run_trials(
         completed, interrupted or budget.
     """
     plan, directory, sweep = job.plan, job.directory, job.plan.sweep
-    scratch = directory.path / ".ray"
+    scratch = directory.path / SCRATCH
     scheduler = RecordingScheduler(sweep, recorder)
     to_run = replayed(plan, job.past, job.todo, scheduler, recorder)
     if isinstance(recorder, PopulationRecorder):

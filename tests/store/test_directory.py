@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from raysweep.errors import StoreError
-from raysweep.store.directory import MANIFEST, SweepDirectory, check_storage, write_atomically
+from raysweep.store.directory import JOURNAL, MANIFEST, SweepDirectory, check_storage, write_atomically
+from raysweep.train import checkpoint
 
 
 def test_create_never_writes_over(tmp_path: Path) -> None:
@@ -112,3 +115,31 @@ def test_a_manifest_that_cannot_be_read_or_written_is_a_store_error(tmp_path: Pa
         SweepDirectory(tmp_path).read_manifest()
     with pytest.raises(StoreError, match=r"cannot write .*manifest\.json"):
         SweepDirectory(tmp_path / "gone").write_manifest({})
+
+
+def killed_in(write: Callable[[], object]) -> None:
+    """Write a file in a process that is killed before the file has its name."""
+    child = os.fork()
+    if not child:
+        os.fsync = lambda _descriptor: os.kill(os.getpid(), signal.SIGKILL)
+        write()
+        os._exit(0)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_what_a_killed_process_was_writing_goes_with_the_next_lock_and_nothing_else_does(tmp_path: Path) -> None:
+    directory = SweepDirectory(tmp_path)
+    kept = [JOURNAL, MANIFEST, "report.html", ".sent", ".notes.markdown", ".env.development", ".ckpt-1.pt"]
+    for name in kept:
+        (tmp_path / name).touch()
+    with directory.locked():
+        killed_in(lambda: write_atomically(tmp_path / MANIFEST, b"{}"))
+        killed_in(lambda: checkpoint._write(tmp_path / "ckpt-00000012.pt", lambda file: file.write(b"weights")))
+        (tmp_path / ".ray" / "tune-1").mkdir(parents=True)
+        assert len(list(tmp_path.iterdir())) == len(kept) + 4
+        for use in (SweepDirectory(tmp_path).locked().__enter__, SweepDirectory(tmp_path).check_free):
+            with pytest.raises(StoreError, match="is in use"):
+                use()
+        assert len(list(tmp_path.iterdir())) == len(kept) + 4, "who does not have the lock deletes nothing"
+    SweepDirectory(tmp_path).check_free()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, ".lock"])

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from lives import World, cut, drawn, events, life
 
-from raysweep.cluster.resources import Allocation
+from raysweep.cluster.join import Cluster
+from raysweep.cluster.resources import Allocation, Available
 from raysweep.config import Sweep
 from raysweep.errors import StoreError
 from raysweep.store import results
@@ -20,6 +21,7 @@ from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place
 from raysweep.sweep_settings import SEED
 from raysweep.tune import tuning
+from raysweep.tune.engine import Watcher, _run
 from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
 from raysweep.tune.plan import make_plan
@@ -284,6 +286,23 @@ def test_a_budget_that_was_spent_before_starts_nothing(tmp_path: Path, monkeypat
         job, allocation = Job(plan, past.directory, past, todo, Place(tmp_path)), Allocation(1, 1, 0)
         assert tuning.run_trials(job, recorder, allocation, 1, False, lambda _text: None) == "budget"
     assert recorder.why_ended == "budget.device_hours was spent"
+
+
+def test_what_a_killed_driver_left_in_a_trials_directory_is_gone_before_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life(tree(), tmp_path, World(), interrupted_after=4)
+    plan, past, todo = found(Sweep.from_dict(tree()), tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    trial = past.directory.trial(todo.to_run[0].key)
+    for name in (".ray/worker", ".ckpt-00000012.pt.q1w2e3r4", "ckpt-00000008.pt"):
+        (trial / name).parent.mkdir(parents=True, exist_ok=True)
+        (trial / name).touch()
+    seen: list[str] = []
+    monkeypatch.setattr(tuning, "run_trials", lambda *_: seen.extend(path.name for path in trial.iterdir()) or "interrupted")
+    cluster, job = Cluster(False, "here", Available(4, 0), 1), Job(plan, past.directory, past, todo, Place(tmp_path))
+    _run(job, cluster, Allocation(1, 1, 0), False, lambda _text: None, Watcher())
+    assert seen == ["ckpt-00000008.pt"]
 
 
 def test_a_searcher_that_fails_begins_no_contest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
