@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, Work
+from raysweep.tune.seeds import is_further
 
 
 def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
@@ -17,9 +18,18 @@ def describe(plan: Plan, past: Past, found: Work, retry_failed: bool) -> str:
     new = [t for t in found.to_run if t.key not in past.trials]
     again = len(found.to_run) - len(new)
     parts = [*([f"{again} go on"] if again else []), *([f"{len(new)} are new{_why_anew(plan, past, new)}"] if new else [])]
+    parts += [f"{count} {what}" for what, count in to_come(plan).items() if count]
     text = f"found {past.directory.path.name}/: {listed}; " + (", ".join(parts) or "nothing is left to train")
     failed = counts.get("failed", 0)
     return text + (" (the failed ones again with --retry-failed)" if failed and not retry_failed else "")
+
+
+def to_come(plan: Plan) -> dict[str, int]:
+    """How many trials a plan does not list yet, as far as is known, by what they are."""
+    unknown = max(0, plan.num_planned - len(plan.trials))
+    firsts = sum(not is_further(plan.sweep, trial.overrides) for trial in plan.trials)
+    thought = min(unknown, max(0, plan.num_configurations - firsts)) if plan.has_contest else unknown
+    return {"that the search will think of": thought, "further seeds of the best": unknown - thought}
 
 
 def _why_anew(plan: Plan, past: Past, new: list[PlannedTrial]) -> str:

@@ -21,6 +21,7 @@ from raysweep.tune.cost.calibrate import calibrate
 from raysweep.tune.cost.estimate import AROUND_S, Calibrate, estimate
 from raysweep.tune.cost.left import what_for
 from raysweep.tune.cost.sizes import Cost
+from raysweep.tune.describe import to_come
 from raysweep.tune.engine import check_workers
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, PastTrial, Work, found
@@ -43,9 +44,8 @@ def preview(
         costs: of the trials that run, by key, as far as they are known.
     """
     epochs = plan.sweep.experiment.train.epochs
-    unknown = plan.num_planned - len(plan.trials)
     ended, infeasible = sum(not t.infeasible for t in todo.done), sum(bool(t.infeasible) for t in todo.done)
-    counts = {"to run": len(todo.to_run), "ended": ended, "infeasible": infeasible, "that the search will think of": unknown}
+    counts = {"to run": len(todo.to_run), "ended": ended, "infeasible": infeasible, **to_come(plan)}
     parts = ", ".join(f"{count} {what}" for what, count in counts.items() if count or what == "to run")
     text = f"{plan.num_planned} trials x {epochs} epochs: {parts}; {at_once} at a time ({why}). No trial was trained."
     text = "\n".join([text, *_infeasible(plan)])

@@ -21,6 +21,7 @@ from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place
 from raysweep.sweep_settings import SEED
 from raysweep.tune import tuning
+from raysweep.tune.describe import describe
 from raysweep.tune.engine import Watcher, _run
 from raysweep.tune.job import Job
 from raysweep.tune.own import OwnCodeError
@@ -182,6 +183,41 @@ def test_settings_of_the_images_that_are_swept_are_no_other_images(tmp_path: Pat
     assert [e["trial"] for e in events(tmp_path, "run")] == [0, 1, 2]
     life(tree(space={"data.count": {"grid": [30, 50, 100]}}, experiment__data__source="photos"), tmp_path, world)
     assert len(events(tmp_path, "run", sweep="s-2")) == 3, "these are others"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ({"num_samples": 4}, {"num_samples": 7}, "4 completed; 3 that the search will think of"),
+        ({"num_samples": 4}, {"num_samples": 3}, "4 completed; nothing is left to train"),
+        (
+            {"num_samples": 4},
+            {"num_samples": 5, "seeds": 2},
+            "4 completed; 4 are new, 2 that the search will think of",
+        ),
+        (
+            {"num_samples": 4},
+            {"num_samples": 6, "seeds": 4, "contenders": 2},
+            "4 completed; 2 that the search will think of, 4 further seeds of the best",
+        ),
+        (
+            {"num_samples": 4, "seeds": 4, "contenders": 2},
+            {"num_samples": 4, "seeds": 4, "contenders": 2},
+            "; nothing is left to train",
+        ),
+    ],
+)
+def test_what_a_search_has_yet_to_think_of_is_told(
+    before: dict[str, Any], after: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    space = {"optim.lr": {"loguniform": [1e-5, 1e-1]}}
+    life(tree(space=space, search={"algorithm": "tpe", **before}), tmp_path, Noisy())
+    settings = tree(space=space, search={"algorithm": "tpe", **after})
+    plan, past, todo = found(Sweep.from_dict(settings), tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    told = describe(plan, past, todo, False)
+    assert told.startswith("found s/: ")
+    assert told.endswith(text)
 
 
 # --- Which directory --------------------------------------------------------------------------------------------------
