@@ -28,9 +28,14 @@ class Contest:
     seeds: int = 0
 
     @property
+    def dropped(self) -> dict[int, int]:
+        """Those that were dropped, and after which round."""
+        return {drop["trial"]: drop["round"] for drop in self.drops}
+
+    @property
     def left(self) -> tuple[int, ...]:
         """Those that were not dropped."""
-        dropped = {drop["trial"] for drop in self.drops}
+        dropped = self.dropped
         return tuple(number for number in self.contenders if number not in dropped)
 
 
@@ -77,14 +82,43 @@ def group(overrides: Mapping[int, Mapping[str, Any]], swept: Collection[str], se
     return Groups(first, {number: int(given.get(SEED, seed)) for number, given in overrides.items()})
 
 
+def counted_in(first: int, good: Mapping[int, float], contest: Contest) -> list[float]:
+    """The values that are in a configuration's mean.
+
+    What the first seed of a contender came to chose it, so it is left out as soon as there is another one.
+
+    Args:
+        first: the configuration's first trial.
+        good: the objective of each of its trials that has one and neither diverged nor failed.
+        contest: of the best ones.
+    """
+    further = [value for number, value in good.items() if number != first]
+    return further if first in contest.contenders and further else list(good.values())
+
+
+def rank(first: int, good: Mapping[int, float], num_bad: int, contest: Contest, mode: str) -> tuple[float, ...]:
+    """What configurations are ranked by, the lowest first; running trials and ended ones alike.
+
+    By the contest first: who is left, then who was dropped last, then who took no part. Then by the share of seeds that
+    neither diverged nor failed, of those that have a value or ended so; then by the mean.
+
+    Args:
+        first, good, contest: as counted_in().
+        num_bad: trials that diverged or failed.
+        mode: of the objective.
+    """
+    values, dropped = counted_in(first, good, contest), contest.dropped.get(first)
+    tier = 2.0 if first not in contest.contenders else 0.0 if dropped is None else 1 / (1 + dropped)
+    mean = math.fsum(values) / max(1, len(values))
+    return not good, tier, -len(good) / max(1, len(good) + num_bad), mean if mode == "min" else -mean, first
+
+
 def configurations(
     trials: pd.DataFrame, groups: Groups, contest: Contest, params: Collection[str], metric: str, mode: str
 ) -> pd.DataFrame:
     """One row per configuration, best first.
 
-    Ranked by the contest first: who is left, then who was dropped last, then who took no part. Then by the share of seeds
-    that neither diverged nor failed, of those that have ended; then by the mean. What the first seed of a contender came to
-    chose it, so it is left out of its mean as soon as there is another one.
+    What is in a mean is counted_in()'s, the ranking rank()'s.
 
     Args:
         trials, metric, mode: as in Results.
@@ -101,30 +135,26 @@ def configurations(
     for number in sorted(groups.first):
         members.setdefault(groups.first[number], []).append(number)
     sign = 1.0 if mode == "min" else -1.0
-    rounds = {drop["trial"]: drop["round"] for drop in contest.drops}
+    dropped = contest.dropped
     records, ranks = [], []
     for first, numbers in members.items():
         own = by_number.loc[numbers]
         bad = own["status"].isin(("diverged", "failed"))
-        good = own[~bad & own[metric].notna()]
-        further = good[good.index != first]
-        counted = further if first in contest.contenders and len(further) else good
-        values = counted[metric].astype("float64")
-        place = "" if first not in contest.contenders else f"dropped after round {rounds[first]}" if first in rounds else "left"
-        tier = 0 if place == "left" else 1 / (1 + rounds[first]) if place else 2
-        mean = float(values.mean())
-        share = len(good) / max(1, len(good) + int(bad.sum()))
-        best: Any = (good[metric] * sign).idxmin() if len(good) else pd.NA
-        ranks.append((not len(good), tier, -share, sign * mean if len(good) else 0.0, first))
+        good = own.loc[~bad & own[metric].notna(), metric].astype("float64")
+        by_trial = dict(zip(good.index.tolist(), good.tolist(), strict=True))
+        values = pd.Series(counted_in(first, by_trial, contest), dtype="float64")
+        place = "" if first not in contest.contenders else f"dropped after round {dropped[first]}" if first in dropped else "left"
+        best: Any = (good * sign).idxmin() if len(good) else pd.NA
+        ranks.append(rank(first, by_trial, int(bad.sum()), contest, mode))
         records.append(
             {
                 "trial": first,
                 **{name: by_number.loc[first, name] for name in params},
                 "seeds": len(values),
                 "bad": int(bad.sum()),
-                "mean": mean,
+                "mean": float(values.mean()),
                 "std": float(values.std(ddof=1)),
-                "best": float(good.loc[best, metric]) if len(good) else math.nan,
+                "best": float(good.loc[best]) if len(good) else math.nan,
                 "best_trial": best,
                 "contest": place,
                 "trials": numbers,

@@ -11,12 +11,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from raysweep.report.answer import trial_list
 from raysweep.report.tables import ERROR_WIDTH, abridged
 from raysweep.sweep_settings import SEED
 from raysweep.tune.engine import Watcher
+from raysweep.tune.leader import Leading
 from raysweep.tune.recorder import SweepRecorder, TrialState
 
 _STYLES = {"running": "cyan", "completed": "green", "stopped": "yellow", "diverged": "red", "failed": "bold red"}
+_NONE = "no result yet"
 _ROOM = 6  # lines for the table's frame and the summary
 
 
@@ -46,6 +49,7 @@ class Progress(Watcher):
         self._names = recorder.plan.sweep.short_names()
         self._epochs = recorder.plan.sweep.experiment.train.epochs
         self._began = time.monotonic()
+        self._leading = Leading(recorder) if recorder.plan.sweep.search.seeds > 1 else None
         if self._console.is_terminal:
             self._live = Live(get_renderable=self.render, console=self._console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -89,12 +93,12 @@ class Progress(Watcher):
     def render(self) -> Table:
         """The live table: running trials first, then as many of the others as fit the terminal."""
         metric = self._recorder.plan.sweep.objective.metric
-        table = Table(caption=self._summary(), caption_justify="left")
+        leaders, best = self._best()
+        table = Table(caption=self._summary(best), caption_justify="left")
         for name in ("trial", *self._names.values(), "state", "epoch", metric, "best"):
             table.add_column(name, justify="left" if name == "state" else "right")
         states, room = self._recorder.states.values(), max(1, self._console.height - _ROOM)
         shown = heapq.nsmallest(room, states, key=lambda s: (s.status != "running", s.status == "waiting", s.trial.number))
-        leader = self._recorder.best()
         for state in sorted(shown, key=lambda s: s.trial.number):
             table.add_row(
                 str(state.trial.number),
@@ -103,13 +107,25 @@ class Progress(Watcher):
                 f"{state.epoch}/{self._epochs}",
                 number(state.value),
                 number(state.best),
-                style="bold" if state is leader else "",
+                style="bold" if state.trial.number in leaders else "",
             )
         return table
 
-    def _summary(self) -> str:
-        leader = self._recorder.best()
-        best = f"best: trial {leader.trial.number}, {number(leader.best)}" if leader else "no result yet"
+    def _best(self) -> tuple[tuple[int, ...], str]:
+        """The best trial, or the trials of the best configuration, and a few words for it: as the report will say it."""
+        if self._leading is None:
+            best = self._recorder.best()
+            return ((best.trial.number,), f"best: trial {best.trial.number}, {number(best.best)}") if best else ((), _NONE)
+        leader = self._leading.find()
+        if leader is None:
+            return (), _NONE
+        num, further = len(leader.values), "further " if len(leader.values) < len(leader.trials) else ""
+        return (
+            leader.trials,
+            f"best: {trial_list(leader.trials)}, {number(leader.mean)} (mean of {num} {further}seed{'s'[: num - 1]})",
+        )
+
+    def _summary(self, best: str) -> str:
         ended = self._recorder.num_ended
         passed = duration(time.monotonic() - self._began)
         return f"{ended}/{self._recorder.plan.num_planned} ended; {best}; {passed} passed{self._left()}"

@@ -12,7 +12,8 @@ from raysweep.tune.contest import CONTENDERS
 from raysweep.tune.plan import Plan, PlannedTrial
 from raysweep.tune.resume import Past, device_seconds, stands
 
-_NEVER_BEST = ("diverged", "failed")
+NEVER_BEST = ("diverged", "failed")
+"""Ends of trials that are no answer, whatever their values were."""
 
 
 @dataclass
@@ -111,13 +112,13 @@ class SweepRecorder:
 
     def _compare(self, state: TrialState) -> None:
         """Whether a state is the best now, and whether the best still is."""
-        if state is self._best and state.status in _NEVER_BEST:
+        if state is self._best and state.status in NEVER_BEST:
             self._best = min((s for s in self.states.values() if self._can_be_best(s)), key=self._rank, default=None)
         elif self._can_be_best(state) and (self._best is None or self._rank(state) < self._rank(self._best)):
             self._best = state
 
     def _can_be_best(self, state: TrialState) -> bool:
-        return state.best is not None and state.status not in _NEVER_BEST
+        return state.best is not None and state.status not in NEVER_BEST
 
     def _rank(self, state: TrialState) -> tuple[float, int]:
         sign = 1 if self.plan.sweep.objective.mode == "min" else -1
