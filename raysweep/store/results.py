@@ -168,9 +168,10 @@ def load(path: str | Path) -> Results:
             if name == "start":
                 start, finished = event, None
             elif name == "trial":
-                # A sweep with more epochs plans its trials again.
+                # A sweep with more epochs plans its trials again; one that could not be trained before has another key then.
                 planned = _Trial(event["trial"], event["key"], event["overrides"], event)
                 known = trials.get(event["trial"], planned)
+                known = known if known.key == planned.key else planned
                 trials[event["trial"]] = replace(planned, end=known.end, attempts=known.attempts, copies=known.copies)
             elif name == "run":
                 trials[event["trial"]].attempts += 1

@@ -46,7 +46,7 @@ class Tail:
         if not isinstance(number, int):
             return
         if name == "trial":
-            self._keys.setdefault(number, str(event["key"]))
+            self._keys[number] = str(event["key"])
         key = self._keys.get(number, "")
         if name == "run":
             self.running.add(key)

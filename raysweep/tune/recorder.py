@@ -92,7 +92,8 @@ class SweepRecorder:
             finite = [value for value in values if value is not None]
             state.epoch, state.attempts = known.last_epoch, known.attempts
             state.value, state.best = (values or [None])[-1], better(finite) if finite else None
-            if trial.key not in self._to_run and known.status:
+            is_told = not trial.infeasible or known.reason.get("text") == trial.infeasible  # a constraint may be another one now
+            if trial.key not in self._to_run and known.status and is_told:
                 state.status, state.reason = known.status, known.reason
         self._count(state)
         epochs = self.plan.sweep.experiment.train.epochs

@@ -18,7 +18,7 @@ from raysweep.tune.contest import go_on
 from raysweep.tune.own import is_in, is_own
 from raysweep.tune.plan import Plan, PlannedTrial, as_listed, make_plan
 from raysweep.tune.seeds import add_seeds
-from raysweep.tune.which import why_other
+from raysweep.tune.which import combination, why_other
 
 FINAL = ("completed", "stopped", "diverged", "failed", "infeasible")
 """Ends that stand; an interrupted trial, or one whose sweep was killed or out of budget, goes on."""
@@ -126,8 +126,11 @@ def read_past(directory: SweepDirectory) -> Past | None:
                 start, names = event, []
             elif name == "trial":
                 # It may be planned again, by a sweep with more epochs or in whose space the same training has other settings.
-                known = by_number.setdefault(event["trial"], PastTrial(event["trial"], event["key"], event["overrides"]))
-                known.overrides = event["overrides"]
+                known = by_number.get(event["trial"])
+                if known is None or known.key != event["key"]:  # else the row of what could not be trained is now a trial's
+                    by_number[event["trial"]] = PastTrial(event["trial"], event["key"], event["overrides"])
+                else:
+                    known.overrides = event["overrides"]
             elif name == "population":
                 population.append(event)
                 by_number[event["trial"]].status, by_number[event["trial"]].reason = "", {}  # it trains on
@@ -153,15 +156,21 @@ def read_past(directory: SweepDirectory) -> Past | None:
 def adopt(plan: Plan, past: Past) -> None:
     """Give the plan's trials the numbers that they have in the journal, and new ones the numbers that follow.
 
-    A plan that a searcher fills starts with the journal's trials, or it could think of one of them again.
+    A plan that a searcher fills starts with the journal's trials, or it could think of one of them again. What could not be
+    trained and can be now, as a constraint is gone or a model repaired, takes the number of the row that said so.
     """
     if plan.sweep.search.algorithm not in LISTED:
         for old in sorted(past.trials.values(), key=lambda t: t.number):
             if (point := _point(plan, old)) is not None:
                 _add_again(plan, point)
     following = max((t.number for t in past.trials.values()), default=-1) + 1
+    repaired = {combination(plan, t.overrides): t for t in past.trials.values() if t.status == "infeasible"}
     for place, trial in enumerate(plan.trials):
         known = past.trials.get(trial.key)
+        if known is None and repaired and not trial.infeasible:
+            known = repaired.pop(combination(plan, trial.overrides), None)
+            if known is not None:
+                del past.trials[known.key]
         number = known.number if known else following
         following += known is None
         plan.trials[place] = replace(trial, number=number)

@@ -1,12 +1,17 @@
-"""Which directory holds the sweep that is gone on with: one of the same images, objective and settings around the space."""
+"""Which directory holds the sweep that is gone on with: one of the same images, objective and settings around the space.
+
+And by what a trial finds the row of its combination.
+"""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from raysweep.errors import ConfigError, DataError
 from raysweep.experiment import difference
+from raysweep.store.keys import infeasible_key
 from raysweep.tune.plan import Plan, as_listed, grid_of_corners
 
 if TYPE_CHECKING:
@@ -41,3 +46,9 @@ def _has_the_images(past: Past, plan: Plan, varied: list[str]) -> bool:
         if images.fingerprint == told:
             return True
     return False
+
+
+def combination(plan: Plan, overrides: Mapping[str, Any]) -> str:
+    """Names a combination of settings, whether it can be trained or not."""
+    read = {key: plan.rules.read(key, value) for key, value in overrides.items()}
+    return infeasible_key(plan.sweep.experiment, read, plan.prepared.dataset.fingerprint)

@@ -19,6 +19,7 @@ from raysweep.errors import StoreError
 from raysweep.store import results
 from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place
+from raysweep.store.tail import Tail
 from raysweep.sweep_settings import SEED
 from raysweep.tune import tuning
 from raysweep.tune.describe import describe
@@ -76,6 +77,47 @@ def test_what_cannot_be_trained_is_told_so_where_the_driver_died_before_its_end_
     assert statuses(tmp_path) == ["completed", "infeasible"]
     assert [e["trial"] for e in events(tmp_path, "trial")] == [0, 1]
     assert life(deeper, tmp_path, world) == "over"
+
+
+CONSTRAINED = tree(space={"optim.lr": {"choice": ["1e-3", 1e-2, 1e-1]}, "model.depth": {"choice": [1, 2]}})
+
+
+@pytest.mark.parametrize("algorithm", ["grid", "own"])
+def test_what_can_be_trained_now_has_the_row_that_said_it_could_not(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """
+class Search:
+    def suggest(self, known):
+        for lr in ("1e-3", 1e-2, 1e-1):
+            for depth in (1, 2):
+                if not any(float(t.overrides["optim.lr"]) == float(lr) and t.overrides["model.depth"] == depth for t in known):
+                    return {"optim.lr": lr, "model.depth": depth}
+        raise StopIteration
+
+def make(space, mode, seed):
+    return Search()
+"""
+    (tmp_path / "listed_search.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"algorithm": "listed_search:make", "num_samples": 9}
+    settings, world, storage = {**CONSTRAINED, **({"search": own} if algorithm == "own" else {})}, World(), tmp_path / "results"
+    life({**settings, "constraints": ["model.depth < 2 or optim.lr > 0.05"]}, storage, world)
+    before = results.load(storage / "s").trials
+    assert sorted(before["status"]) == ["completed"] * 4 + ["infeasible"] * 2
+    assert life({**settings, "constraints": ["model.depth < 2 or optim.lr > 0.005"]}, storage, world) == "completed"
+    after = results.load(storage / "s").trials
+    assert sorted(after["status"]) == ["completed"] * 5 + ["infeasible"], "six combinations have six rows"
+    assert list(after["trial"]) == list(before["trial"]) == list(range(6))
+    assert after[["lr", "depth"]].astype("float64").equals(before[["lr", "depth"]].astype("float64"))
+    assert "0.005 is not met" in after[after["status"] == "infeasible"]["reason"].iloc[0], "the reason is that of now"
+    assert life(settings, storage, world) == "completed"
+    assert statuses(storage) == ["completed"] * 6
+    assert life(settings, storage, world) == "over"
+    assert len(world.trained) == len(set(world.trained)) == 6 * 3
+    tail = Tail(storage / "s" / "journal.jsonl")
+    tail.read()
+    assert set(results.load(storage / "s").trials["key"]) <= tail.just_ended, "and what is sent to a store is theirs"
 
 
 # --- Decisions --------------------------------------------------------------------------------------------------------
