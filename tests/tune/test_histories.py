@@ -110,7 +110,7 @@ def changed(draw: random.Random, tree: Tree) -> Tree:
 def check_journal(storage: Path, retried: list[bool]) -> None:
     """No row, decision or end is there twice, and no trial runs again whose end stands; `retried`: of each start."""
     start, keys, rows, decided = -1, dict[int, str](), set[tuple[int, int]](), set[tuple[int, str]]()
-    status, last = dict[int, str](), dict[int, int]()
+    status, last, overrides, whys = dict[int, str](), dict[int, int](), dict[int, Any](), dict[int, Any]()
     epochs = 0
     for event in events(storage):
         name, trial = event["event"], event.get("trial", -1)
@@ -118,7 +118,10 @@ def check_journal(storage: Path, retried: list[bool]) -> None:
         if name == "start":
             start, epochs = start + 1, event["experiment"]["train"]["epochs"]
         elif name == "trial":
-            assert keys.setdefault(trial, event["key"]) == event["key"], "a number was used again"
+            if keys.get(trial, event["key"]) != event["key"]:
+                assert status.pop(trial) == "infeasible", "a number was used again, and not by what can be trained now"
+                assert overrides[trial] == event["overrides"]
+            keys[trial], overrides[trial] = event["key"], event["overrides"]
         elif name == "run":
             may_run = status.get(trial) not in FINAL or is_longer or (status[trial] == "failed" and retried[start])
             assert may_run, f"trial {trial} is {status[trial]} and runs again"
@@ -132,9 +135,11 @@ def check_journal(storage: Path, retried: list[bool]) -> None:
             assert (trial, event["action"]) not in decided, "a decision is there twice"
             decided.add((trial, event["action"]))
         elif name == "end":
-            # Who was to run again, and did not come to it, waits for the next start.
-            assert status.get(trial) not in FINAL or is_longer or event["status"] in ("interrupted", "budget")
-            status[trial] = event["status"]
+            # Who was to run again, and did not come to it, waits for the next start. What cannot be trained may not be for
+            # another constraint than before.
+            is_news = status.get(trial) == event["status"] == "infeasible" and whys[trial] != event["reason"]
+            assert status.get(trial) not in FINAL or is_longer or is_news or event["status"] in ("interrupted", "budget")
+            status[trial], whys[trial] = event["status"], event["reason"]
     assert len(set(keys.values())) == len(keys), "a trial has two numbers"
 
 
