@@ -106,7 +106,7 @@ class ArrowStore:
         folder = self._path(prefix).rstrip("/")
         try:
             found = self._filesystem.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
-        except FileNotFoundError:  # the folder is being made at this moment
+        except (FileNotFoundError, NotADirectoryError):  # the folder is being made at this moment: fsspec tells the latter then
             return {}
         files = [info for info in found if info.type == FileType.File and not info.base_name.startswith(".")]
         # Some filesystems lead paths with a slash that the root does not have.
