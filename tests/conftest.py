@@ -10,11 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The same examples on every machine, and no verdict from a busy machine's clock.
-settings.register_profile("raysweep", derandomize=True, database=None, deadline=None)
+settings.register_profile(
+    "raysweep", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("raysweep")
+
+# What is printed is compared: as where there is no terminal, however this run was started. And no test joins a cluster of ours.
+_NOT_OURS = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "RAY_ADDRESS")
+for _name in _NOT_OURS:
+    os.environ.pop(_name, None)
 
 # Set by the import of a library, not by a test; everything else that changes is a leak.
 _SET_AT_IMPORT = (
@@ -25,8 +32,9 @@ _SET_AT_IMPORT = (
     "TORCHINDUCTOR_",  # torch.compile's cache directory
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS",  # raysweep.tune, read by Tune when a sweep starts
     "CUDA_MODULE_LOADING",  # torch.cuda
+    "MPLCONFIGDIR",  # matplotlib, where the home directory cannot be written
 )
-_THREAD_GRACE_S = 2.0
+_THREAD_GRACE_S = 60.0  # of a busy machine; a thread that ends is not waited for
 
 
 def _environment() -> dict[str, str]:

@@ -205,7 +205,7 @@ def test_snippets_run_and_messages_are_real(document: str, tmp_path: Path) -> No
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -139,7 +139,7 @@ def test_pickled_objects_are_never_loaded(tmp_path):
     assert not (tmp_path / "executed").exists()
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.sampled_from(["x.npy", "x.npz", "x.idx", "x.idx.gz"]), st.data())
 def test_a_damaged_file_is_refused_or_read_but_never_crashes(tmp_path, name, data):
     path = tmp_path / name

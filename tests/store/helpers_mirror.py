@@ -41,7 +41,8 @@ class MemoryStore:
 
     def list(self, prefix: str = "") -> dict[str, int]:
         self._check()
-        return {n: len(c) for n, c in self.objects.items() if not prefix or n.startswith(f"{prefix}/")}
+        there = dict(self.objects)  # while another thread puts
+        return {n: len(c) for n, c in there.items() if not prefix or n.startswith(f"{prefix}/")}
 
     def delete(self, name: str) -> None:
         self._check()

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
@@ -97,14 +98,25 @@ class TestS3(StoreContract):
 
 
 def test_the_suite_finds_a_store_that_writes_in_place() -> None:
+    looks = threading.Semaphore(0)
+
     class InPlace(ArrowStore):
         def put(self, name: str, content: bytes | Path) -> None:
             assert isinstance(content, bytes)
             path = Path(self._path(name))
+            is_read = path.exists()
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content[: len(content) // 2])
-            time.sleep(0.001)
+            while looks.acquire(blocking=False):
+                pass
+            for _ in range(2 if is_read else 0):  # the second look from now on began after that half was written
+                assert looks.acquire(timeout=200)
             path.write_bytes(content)
+
+        def get(self, name: str) -> bytes:
+            content = super().get(name)
+            looks.release()
+            return content
 
     class Suite(StoreContract):
         def make(self) -> ObjectStore:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import socket
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,18 +85,11 @@ def plain_loop(model: nn.Module, dataset: Dataset, experiment: Experiment, steps
     return model.state_dict()
 
 
-def _port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def _gloo_worker(
-    rank: int, world_size: int, port: int, job: Callable[[int, Any, Path], None], argument: Any, directory: Path
+    rank: int, world_size: int, meeting: str, job: Callable[[int, Any, Path], None], argument: Any, directory: Path
 ) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world_size)
     try:
         job(rank, argument, directory)
     finally:
@@ -108,13 +100,15 @@ def gloo(world_size: int, job: Callable[[int, Any, Path], None], argument: Any, 
     """Run `job(rank, argument, directory)` on `world_size` processes joined by gloo; any failure fails the test."""
     # Imported once, by the server that all these processes are forked from.
     multiprocessing.set_forkserver_preload(["raysweep.train.loop", "torch.nn.parallel.distributed"])
-    mp.start_processes(
-        _gloo_worker,
-        args=(world_size, _port(), job, argument, directory),
-        nprocs=world_size,
-        join=True,
-        start_method="forkserver",
-    )
+    # They meet in a file: a port that was free a moment ago may be somebody else's.
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(
+            _gloo_worker,
+            args=(world_size, (Path(folder) / "meeting").as_uri(), job, argument, directory),
+            nprocs=world_size,
+            join=True,
+            start_method="forkserver",
+        )
 
 
 def train_cases(rank: int, cases: list[tuple[str, Experiment, Dataset]], directory: Path) -> None:

@@ -88,7 +88,7 @@ run(raysweep.Experiment.from_dict({experiment!r}), storage=Path(sys.argv[1]), lo
 
 @pytest.mark.slow
 def test_after_kill_9_it_goes_on(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED.format(experiment=tiny()), str(tmp_path)], timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", KILLED.format(experiment=tiny()), str(tmp_path)], timeout=500, check=False)
     assert killed.returncode == -signal.SIGKILL
     said = train(tiny(), tmp_path)
     assert said[0] == "going on: train/ was killed after epoch 3 of 6"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -152,7 +153,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MB in memory."""
     place = tmp_path / "disk"
     place.mkdir()
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True, check=False)
+    mount = shutil.which("mount") or pytest.skip("there is no mount")
+    done = subprocess.run([mount, "-t", "tmpfs", "-o", "size=2m", "tmpfs", place], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"mounting needs root: {done.stderr.strip()}")
     yield place
@@ -265,9 +267,10 @@ def newest_step(directory: Path) -> int:
 
 
 def test_killed_before_each_rename_and_resumed_is_the_uninterrupted_run(tmp_path: Path) -> None:
-    whole, cut, case = tmp_path / "whole", tmp_path / "cut", (11, 4, 0.2)
+    # A checkpoint is two renames, or three with best.pt: however few checkpoints the clock asks for, 9 lives end before epoch 17.
+    whole, cut, case = tmp_path / "whole", tmp_path / "cut", (epochs := 18, 4, 0.2)
     started(whole, 1, *case, None).join()
-    assert 1 <= checkpoint.load(whole / "best.pt")["epoch"] < 11, "this learning rate is meant to overshoot"
+    assert 1 <= checkpoint.load(whole / "best.pt")["epoch"] < epochs, "this learning rate is meant to overshoot"
     before = 0
     for kills in range(9):
         process = started(cut, kills + 1, *case, kills)
@@ -275,9 +278,9 @@ def test_killed_before_each_rename_and_resumed_is_the_uninterrupted_run(tmp_path
         assert process.exitcode == -signal.SIGKILL
         assert newest_step(cut) >= before
         before = newest_step(cut)
-    assert 0 < before < 33
+    assert 0 < before < 3 * epochs
     started(cut, 10, *case, None).join()
-    assert_ended_the_same(cut, whole, 11)
+    assert_ended_the_same(cut, whole, epochs)
 
 
 def test_killed_ten_times_at_random_moments_is_the_uninterrupted_run(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,6 +11,11 @@ from raysweep.errors import TrialError
 from raysweep.train.mailbox import Mailbox, WorkerError, end_attempts
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Wishes
+
+
+def clock(*times: float) -> SimpleNamespace:
+    """What the mailbox, and no other thread of this process, takes for the module `time`."""
+    return SimpleNamespace(time=iter(times).__next__)
 
 
 @pytest.fixture
@@ -52,8 +58,7 @@ def test_the_pulse_tells_how_far_and_how_fast(tmp_path: Path, driver: Mailbox, m
     assert began is not None
     assert (began.first_step, began.step, began.total_steps, began.first_step_at) == (40, 40, 100, 0.0)
     assert began.seconds_per_step is None
-    times = iter([1000.0, 1000.5, 1001.0])
-    monkeypatch.setattr("raysweep.train.mailbox.time.time", lambda: next(times))
+    monkeypatch.setattr("raysweep.train.mailbox.time", clock(1000.0, 1000.5, 1001.0))
     for step in (41, 42, 43):
         worker.put_step(step)
     pulse = driver.pulse()
@@ -63,8 +68,7 @@ def test_the_pulse_tells_how_far_and_how_fast(tmp_path: Path, driver: Mailbox, m
 
 
 def test_the_error_that_came_first_counts(tmp_path: Path, driver: Mailbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([2.0, 1.0])
-    monkeypatch.setattr("raysweep.train.mailbox.time.time", lambda: next(times))
+    monkeypatch.setattr("raysweep.train.mailbox.time", clock(2.0, 1.0))
     assert driver.failure() is None
     Mailbox(tmp_path, 1).put_failure(0, RuntimeError("Connection closed by peer"), "later")
     Mailbox(tmp_path, 1).put_failure(1, ValueError("wrong"), "first")

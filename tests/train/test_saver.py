@@ -21,6 +21,9 @@ from raysweep.train.progress import Progress
 from raysweep.train.runtime import LocalRuntime
 from raysweep.train.saver import Saver, host_copy, is_worth, num_bytes
 
+LONG_S = 200.0
+"""How long a test waits for what always comes, however busy the machine."""
+
 
 class Gate:
     """Stands before checkpoint.save_numbered: holds it until it is opened, and notes what came through."""
@@ -33,7 +36,7 @@ class Gate:
 
         def gated(directory: Path, step: int, content: dict[str, Any]) -> Path:
             self.came.set()
-            assert self.open.wait(10)
+            assert self.open.wait(LONG_S)
             if self.fails_with is not None:
                 raise self.fails_with
             self.saved.append(step)
@@ -68,7 +71,7 @@ def test_a_periodic_save_is_put_off_while_another_is_being_written_and_stays_due
     saving, _ = make(tmp_path, train__checkpoint_every_s=1e-9)
     assert saving.is_due()
     saving.save(at(1), wait=False)
-    assert gate.came.wait(5)
+    assert gate.came.wait(LONG_S)
     assert not saving.is_due(), "rank 0 need not stop the others for what it would put off"
     saving.save(at(2), wait=False)
     gate.open.set()
@@ -103,7 +106,7 @@ def test_what_is_written_is_the_moment_of_the_save(tmp_path: Path, gate: Gate) -
     saving, model = make(tmp_path)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     saving.save(at(1), wait=False)
-    assert gate.came.wait(5)
+    assert gate.came.wait(LONG_S)
     nn.init.zeros_(model.weight)  # type: ignore[arg-type]
     gate.open.set()
     saving.close()
@@ -209,7 +212,7 @@ def test_a_best_epoch_while_another_is_being_written_does_not_touch_it(tmp_path:
 
     def slowly(path: Path, content: dict[str, Any]) -> Any:
         came.set()
-        assert held.wait(10)
+        assert held.wait(LONG_S)
         written.append(float(content["model"]["weight"][0, 0]))
         return save(path, content)
 
@@ -220,7 +223,7 @@ def test_a_best_epoch_while_another_is_being_written_does_not_touch_it(tmp_path:
         nn.init.constant_(model.weight, 1)  # type: ignore[arg-type]
         saving.end_of_epoch(at(1, best_epoch=1), 1, {"val_loss": 3.0}, False)
     saving.save(at(1, best_epoch=1), wait=False)
-    assert came.wait(5)
+    assert came.wait(LONG_S)
     for epoch in (2, 3):
         nn.init.constant_(model.weight, epoch)  # type: ignore[arg-type]
         saving.end_of_epoch(at(epoch, best_epoch=epoch), epoch, {"val_loss": 3.0 - epoch}, False)
@@ -293,7 +296,7 @@ def test_epoch_ends_without_a_number_save_when_the_measured_cost_allows(tmp_path
     monkeypatch.setattr(saver, "is_worth", lambda *given: asked.append(given) or real(*given))
     saving, _ = make(tmp_path, train__checkpoint_every_s=None)
     saves = []
-    for epoch, seconds in enumerate((0.4, 200.0, 0.0, 900.0), start=1):
+    for epoch, seconds in enumerate((0.4, 200.0, 0.0, 1e6), start=1):
         now[0] += seconds
         saving.end_of_epoch(at(epoch), epoch, {}, False)
         saving._join()

@@ -57,7 +57,7 @@ class ThreadRanks:
     """torch.distributed's collectives between threads of this process; what comes first in a sum follows from the rank."""
 
     def __init__(self, world_size: int) -> None:
-        self._barrier, self._here = threading.Barrier(world_size, timeout=10), threading.local()
+        self._barrier, self._here = threading.Barrier(world_size, timeout=200), threading.local()
         self._given: list[Any] = [None] * world_size
 
     def run(self, job: Callable[[int], Any]) -> list[Any]:

@@ -70,7 +70,7 @@ class Turns:
             if not self.is_alone:
                 self._now = "mirror" if self._draw.random() < self._share else "sweep"
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self.is_alone or self._now == me, timeout=60)
+            self._changed.wait_for(lambda: self.is_alone or self._now == me, timeout=200)
 
     def leave(self) -> None:
         with self._changed:

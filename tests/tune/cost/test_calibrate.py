@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,9 +85,10 @@ class Ray:
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
+def ray(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ray:
     made = Ray()
     monkeypatch.setattr(calibrating, "ray", made)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where nobody else's are
     return made
 
 
@@ -109,7 +109,7 @@ def test_all_places_measure_all_the_time(ray: Ray) -> None:
     assert found.spread == pytest.approx((0.8, 1.2))
     assert ray.killed == ray.started
     assert ray.options == {"num_cpus": 1, "num_gpus": 0}
-    assert not list(Path(tempfile.gettempdir()).glob("raysweep-plan-*"))
+    assert list(Path(tempfile.gettempdir()).iterdir()) == []
 
 
 @pytest.mark.parametrize(("number", "seconds"), [(1, 6.0), (4, 6.0), (10, 4.0), (40, 1.0)])
@@ -199,9 +199,7 @@ def test_the_process_measures_and_tells_its_errors(tmp_path: Path, monkeypatch: 
     good, bad = (
         Experiment.from_dict({"model": {"depth": d}, "data": {"source": "digits", "count": 50}}).model_dump_json() for d in (1, 2)
     )
-    began = time.monotonic()
     assert bench.measure(good, 3.0, str(tmp_path / "new"), 2) == Measured(1.0, 1.0, 1.0, [], 1.0)
     assert bench.measure(bad, 3.0, str(tmp_path / "new"), 1) == "ValueError: what the user did wrong"
-    assert time.monotonic() - began < 30
     assert seen[0] == (1, 40, "cpu", 3.0, True, 2)
     assert list((tmp_path / "new").iterdir()) == [], "each has a directory of its own, which is gone"
