@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from raysweep.cluster import join
 from raysweep.cluster.join import Cluster, connected
+from raysweep.cluster.resources import Available
 
 pytestmark = pytest.mark.ray
 
@@ -22,8 +24,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with connected() as joined:
-        yield joined
+    """Two CPUs and no GPU, whatever this machine has: how many trials run at a time follows from that."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(join, "available_here", lambda: Available(2, 0))
+        with connected() as joined:
+            yield joined
 
 
 @pytest.fixture
@@ -32,7 +37,7 @@ def resources_return(cluster: Cluster) -> Iterator[None]:
     import ray
 
     yield
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while ray.available_resources().get("CPU", 0) < cluster.available.cpus:
         assert time.monotonic() < until, f"CPUs are still held: {ray.available_resources()}"
         time.sleep(0.2)

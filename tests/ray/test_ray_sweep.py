@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from ray.tune.experiment import Trial
 import raysweep
 from raysweep.config import Sweep
 from raysweep.store.journal import read_events
+from raysweep.tune import tuning
 from raysweep.tune.engine import Watcher, run_sweep
 from raysweep.tune.recorder import TrialState
 
@@ -51,13 +54,19 @@ def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
     assert str(tmp_path) not in text, "a moved directory must stay readable"
 
 
+def trials_in_memory() -> list[Trial]:
+    return [thing for thing in gc.get_objects() if type(thing) is Trial]
+
+
 class Ended(Watcher):
     """Counts the trials that Ray Tune still has in its memory although they have ended."""
 
-    most = 0
+    def __init__(self) -> None:
+        gc.collect()
+        self.most, self.earlier = 0, {trial.trial_id for trial in trials_in_memory()}  # of other tests
 
     def changed(self, state: TrialState) -> None:
-        trials = [thing for thing in gc.get_objects() if type(thing) is Trial]
+        trials = [trial for trial in trials_in_memory() if trial.trial_id not in self.earlier]
         self.most = max(self.most, sum(trial.is_finished() for trial in trials))
 
 
@@ -151,10 +160,24 @@ def test_the_median_rule_stops_the_worst_and_says_why(tmp_path: Path) -> None:
     assert "median: at epoch 1 val_loss" in result.trials.loc[3, "reason"]
 
 
+class AfterARow(Watcher):
+    """A clock that is an hour on as soon as an epoch has ended, however long trials take to start."""
+
+    later_s = 0.0
+
+    def changed(self, state: TrialState) -> None:
+        self.later_s = 3600.0 if state.epoch else self.later_s
+
+    def clock(self) -> float:
+        return time.monotonic() + self.later_s
+
+
 @pytest.mark.usefixtures("resources_return")
-def test_a_spent_budget_ends_what_is_open(tmp_path: Path) -> None:
-    content = sweep(experiment={**TINY, "train": {"epochs": 10_000}}, budget={"wall_time_s": 15})
-    finished = run_sweep(content, storage=tmp_path)
+def test_a_spent_budget_ends_what_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed = AfterARow()
+    monkeypatch.setattr(tuning, "SweepEnd", partial(tuning.SweepEnd, clock=passed.clock))
+    content = sweep(experiment={**TINY, "train": {"epochs": 10_000}}, budget={"wall_time_s": 3600})
+    finished = run_sweep(content, storage=tmp_path, watcher=passed)
     result = raysweep.open(finished.directory.path)
     assert finished.status == "budget"
     assert list(result.trials["status"]) == ["budget"] * 4

@@ -6,12 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -28,23 +26,33 @@ TINY = {
 }
 
 MODULE = """
-import os, pathlib, torch
+import os, pathlib, signal, time, torch
 
-def build(fail=False, pause=0.0):
-    return Net(fail, pause)
+HERE = pathlib.Path(__file__).parent
+
+def build(fail=False, kill_at=0, wait_at=()):
+    return Net(fail, kill_at, wait_at)
 
 class Net(torch.nn.Module):
-    def __init__(self, fail, pause):
+    def __init__(self, fail, kill_at, wait_at):
         super().__init__()
         self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
-        self.fail, self.pause = fail, pause
-        pathlib.Path(__file__).with_name(f"pid-{os.getpid()}").touch()
+        self.fail, self.kill_at, self.wait_at, self.steps = fail, kill_at, wait_at, 0
+        (HERE / f"pid-{os.getpid()}").touch()
 
     def forward(self, x):
-        import time
-        time.sleep(self.pause)
-        if self.fail and self.training:
-            raise ValueError("a mistake in the user's own code")
+        if self.training:
+            self.steps += 1
+            if self.fail:
+                raise ValueError("a mistake in the user's own code")
+            if self.steps == self.kill_at and not (HERE / "killed").exists():
+                try:  # one of the workers, once
+                    os.close(os.open(HERE / "killed", os.O_CREAT | os.O_EXCL))
+                    os.kill(os.getpid(), signal.SIGKILL)
+                except FileExistsError:
+                    pass
+            while self.steps in self.wait_at and not (HERE / f"beyond-{self.steps}").exists():
+                time.sleep(0.01)
         return self.conv(x)
 """
 
@@ -95,52 +103,43 @@ def test_an_error_of_the_users_ends_the_run_once_with_its_traceback(tmp_path: Pa
 @pytest.mark.usefixtures("resources_return")
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path: Path, own_model: str) -> None:
     experiment = with_scale(
-        model={"factory": own_model, "params": {"pause": 0.05}},
+        model={"factory": own_model, "params": {"kill_at": 35}},  # of 10 steps an epoch
         scale={"workers": 2},
         train={"epochs": 6, "batch_size": 16, "checkpoint_every_epochs": 1},
     )
-    killed: list[int] = []
-
-    def kill_one_worker() -> None:
-        until = time.monotonic() + 100
-        while time.monotonic() < until and not killed:
-            time.sleep(0.2)
-            checkpoints = list(tmp_path.glob("cut/trials/*/ckpt-*.pt"))
-            workers = [int(p.name[4:]) for p in tmp_path.glob("pid-*") if int(p.name[4:]) != os.getpid()]
-            if checkpoints and workers and psutil.pid_exists(workers[0]):
-                os.kill(workers[0], signal.SIGKILL)
-                killed.append(workers[0])
-
-    killer = threading.Thread(target=kill_one_worker)
-    killer.start()
     cut = raysweep.train(experiment, storage=tmp_path, name="cut")
-    killer.join()
-    assert killed, "no worker was killed, so the test shows nothing"
+    assert (tmp_path / "killed").exists(), "no worker was killed, so the test shows nothing"
+    kinds = [event["kind"] for event in read_events(tmp_path / "cut" / "journal.jsonl") if event["event"] == "failure"]
+    assert kinds == ["lost_worker"]
     whole = raysweep.train({**experiment, "scale": {"workers": 1}}, storage=tmp_path, name="whole", local=True)
     assert list(cut.rows["epoch"]) == [1, 2, 3, 4, 5, 6]
     assert list(cut.rows["val_loss"]) == pytest.approx(list(whole.rows["val_loss"]), rel=1e-5)
 
 
 @pytest.mark.usefixtures("resources_return")
-def test_a_run_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_run_whose_driver_is_killed_is_gone_on_with(cluster: Cluster, tmp_path: Path, own_model: str) -> None:
     """Its workers train on for some epochs, whose rows are in their mail only: before it is killed it takes no more of them."""
     epochs = {"epochs": 40, "batch_size": 16, "checkpoint_every_epochs": 1, "ledger": True}
-    experiment = with_scale(scale={"workers": 2}, train=epochs)
+    # Of 10 steps an epoch: they wait in the 11th epoch until their driver stands still, and in the 31st until it is dead.
+    waiting = {"factory": own_model, "params": {"wait_at": [105, 305]}}
+    experiment = with_scale(scale={"workers": 2}, train=epochs, model=waiting)
     code = f"import raysweep; raysweep.train({experiment!r}, storage={str(tmp_path)!r}, name='cut')"
     environment = {**os.environ, "RAY_ADDRESS": cluster.address}
-    driver = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    journal, until = tmp_path / "cut" / "journal.jsonl", time.monotonic() + 100
+    driver = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=tmp_path)
+    journal, until = tmp_path / "cut" / "journal.jsonl", time.monotonic() + 250
     while not journal.exists() or journal.read_bytes().count(b'{"row"') < 3:
         assert time.monotonic() < until, "no rows"
         assert driver.poll() is None
         time.sleep(0.02)
     driver.send_signal(signal.SIGSTOP)
+    (tmp_path / "beyond-105").touch()
     taken, mail = journal.read_bytes().count(b'{"row"'), tmp_path / "cut" / "trials"
     while sum(path.read_bytes().count(b"\n") for path in mail.glob("*/mail/*/rows.jsonl")) < taken + 5:
         assert time.monotonic() < until, "the workers wait for their driver"
         time.sleep(0.02)
     driver.kill()
     driver.wait()
+    (tmp_path / "beyond-305").touch()
     cut = raysweep.train(experiment, storage=tmp_path, name="cut", resume=True)
     told = [event["epoch"] for event in read_events(journal) if event["event"] == "row"]
     assert told == list(range(1, 41)), "each epoch once"

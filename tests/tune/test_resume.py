@@ -377,11 +377,13 @@ def test_a_sweep_in_use_is_told_before_its_process_is_taken_for_another_programs
         run_sweep(past.sweep, storage=tmp_path)
     with pytest.raises(ClusterError):
         run_sweep(past.sweep, storage=tmp_path)
-    past.directory.path.chmod(0o500)
     (past.directory.path / ".lock").unlink(missing_ok=True)
-    with pytest.raises(ClusterError):
-        run_sweep(past.sweep, storage=tmp_path)
-    past.directory.path.chmod(0o700)
+    past.directory.path.chmod(0o500)
+    try:
+        with pytest.raises(ClusterError):
+            run_sweep(past.sweep, storage=tmp_path)
+    finally:
+        past.directory.path.chmod(0o700)
 
 
 def test_a_journal_that_somebody_else_has_gone_on_with_is_read_again_first(past: Past) -> None:
