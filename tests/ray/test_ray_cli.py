@@ -55,7 +55,7 @@ def sweep_file(tmp_path: Path) -> Path:
 @pytest.mark.usefixtures("resources_return")
 def test_a_sweep_joins_the_cluster_and_ends_with_the_reports_path(cluster: Cluster, tmp_path: Path, sweep_file: Path) -> None:
     process = command(tmp_path, "raysweep.tune", sweep_file.name, address=cluster.address)
-    output, errors = process.communicate(timeout=200)
+    output, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
     lines = output.splitlines()
     assert lines[0].startswith(f"joined the Ray cluster at {cluster.address}: 1 machine")
@@ -71,13 +71,13 @@ def test_ctrl_c_ends_a_sweep_cleanly_and_keeps_what_was_trained(cluster: Cluster
     sweep_file.write_text(SWEEP.replace("EPOCHS", "100000"))
     process = command(tmp_path, "raysweep.tune", sweep_file.name, address=cluster.address)
     journal = tmp_path / "results" / "cli" / "journal.jsonl"
-    until = time.monotonic() + 120
+    until = time.monotonic() + 250
     while not (journal.exists() and '"row"' in journal.read_text()):
         assert time.monotonic() < until, "no row came"
         assert process.poll() is None, process.communicate()
         time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=100)
+    output, errors = process.communicate(timeout=300)
     assert process.returncode == 130, errors
     assert "Ctrl-C: ending the sweep" in output
     assert "interrupted; what was trained is kept in results/cli" in output
@@ -105,7 +105,7 @@ def test_a_sweep_in_which_every_trial_fails_exits_with_1_and_one_traceback(
     text = sweep_file.read_text().replace("{base_channels: 4}", "{factory: 'wrong:Net', params: {depth: 1}}")
     sweep_file.write_text(text.replace("model.depth", "model.params.depth"))
     process = command(tmp_path, "raysweep.tune", sweep_file.name, address=cluster.address)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 1, errors
     report = (tmp_path / "results" / "cli" / "report.md").read_text()
     assert report.count("Traceback (most recent call last)") == 1
@@ -114,7 +114,7 @@ def test_a_sweep_in_which_every_trial_fails_exits_with_1_and_one_traceback(
 
 def test_a_second_program_does_not_start_a_second_ray(cluster: Cluster, tmp_path: Path, sweep_file: Path) -> None:
     process = command(tmp_path, "raysweep.tune", sweep_file.name, address=None)
-    _, errors = process.communicate(timeout=100)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     assert errors.startswith("error: another program runs its own Ray on this machine")
     assert not (tmp_path / "results").exists()
