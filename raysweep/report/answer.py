@@ -244,11 +244,13 @@ def _beyond(sweep: Sweep, key: str, values: list[float], outward: int, log: bool
     else:
         next_value = edge + outward * max(abs(edge - inner), (values[-1] - values[0]) / 10)
     candidates: list[float | int] = [round(significant(next_value, 2)) if whole else significant(next_value, 2)]
-    if outward < 0 and edge > 0 and not whole:
-        candidates.append(significant(edge / 2, 2))
+    if outward < 0 and edge > 0:
+        candidates.append(int(edge / 2) if whole else significant(edge / 2, 2))
     for candidate in candidates:
         if (candidate - edge) * outward <= 0:
             continue
+        if key.startswith("model.params.") and candidate <= 0 < edge:
+            continue  # nothing knows whether the user's own setting may be 0: a width may not
         try:
             sweep.experiment.with_overrides({key: candidate})
         except ConfigError:

@@ -61,7 +61,7 @@ def html_page(content: Content) -> str:
         body.append(_section("Configurations", _table(content.seeds)))
     body.append(_section("Trials", _table(content.leaderboard)))
     if content.failures:
-        body.append(_section("Failed trials", "".join(_failure(f) for f in content.failures)))
+        body.append(_section(_failed_heading(content), "".join(_failure(f) for f in content.failures)))
     if content.population.rows:
         body.append(_section("Population", f"<p>{_e(content.population_text)}</p>{_table(content.population)}"))
     if content.stopping:
@@ -121,6 +121,11 @@ def _table(table: Table, header: bool = True) -> str:
     return f'<div class="wide"><table>{head}<tbody>\n' + "\n".join(lines) + f"\n</tbody></table></div>{note}"
 
 
+def _failed_heading(content: Content) -> str:
+    statuses = {failure.status for failure in content.failures}
+    return f"{' and '.join(sorted(statuses)).capitalize()} trials"
+
+
 def _failure(failure: Failure) -> str:
     trace = f"<pre>{_e(failure.traceback)}</pre>" if failure.traceback else ""
     return f"<h3>{_e(failure.error)} <span>{_e(failure.status)}: {_e(trial_list(failure.trials))}</span></h3>{trace}"
@@ -141,7 +146,7 @@ def markdown_page(content: Content) -> str:
         parts += ["## Configurations", markdown_table(content.seeds)]
     parts += ["## Trials", markdown_table(content.leaderboard)]
     if content.failures:
-        parts.append("## Failed trials")
+        parts.append(f"## {_failed_heading(content)}")
     for failure in content.failures:
         parts.append(f"**{_m(failure.error)}** ({failure.status}: {trial_list(failure.trials)})")
         if failure.traceback:

@@ -50,7 +50,7 @@ class _Trial:
     def parameters(self, epoch: int | None) -> int | None:
         """Of the model that an epoch was trained with; a copy has its donor's."""
         earlier = [copy["parameters"] for copy in self.copies if epoch is None or copy["epoch"] < epoch]
-        return earlier[-1] if earlier else self.planned.get("parameters")
+        return earlier[-1] if earlier else self.planned.get("parameters") or None  # 0: no model could be built
 
 
 @dataclass

@@ -207,3 +207,15 @@ def test_the_report_loads_neither_torch_nor_ray_nor_pyplot() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "heading"),
+    [(["failed"], "Failed trials"), (["infeasible"], "Infeasible trials"), (["infeasible", "failed"], "Failed and infeasible trials")],
+)
+def test_the_heading_of_what_was_not_trained_is_true_of_it(make: Make, statuses: list[str], heading: str) -> None:
+    trials = [failed({"model.depth": n + 1}, f"error {n}", status=status) for n, status in enumerate(statuses)]
+    directory = make([*SMALL, *trials])
+    build_report(directory)
+    assert f"## {heading}\n" in (directory / "report.md").read_text()
+    assert f"<h2>{heading}</h2>" in (directory / "report.html").read_text()

@@ -62,7 +62,7 @@ def test_each_audited_trial_is_judged_by_where_it_ended(make: Make) -> None:
     low, high = wilson(1, 4)
     assert "1 of 4 ended better than the best trial that was not audited: 25%" in table.note
     assert f"25% (95 % interval {low:.0%} to {high:.0%})" in table.note
-    assert f"about 1 ({low * 5:.0f} to {high * 5:.0f}) of all 5 that it stopped" in table.note
+    assert f"about 1 ({low * 5:.0f} to {high * 5:.0f}) of all 5 that it would have stopped" in table.note
     assert "2 of 4 ended better than the median of those that were let through: 50%" in table.note
 
 

@@ -159,6 +159,21 @@ def test_edge_of_the_range_says_which_way_to_widen(make: Make) -> None:
     assert not any("depth" in r for r in answer.remarks(load(make(grid_trials(), name="grid"))))
 
 
+@pytest.mark.parametrize(("low", "hint"), [(4, "for example 2."), (1, None)])
+def test_a_setting_of_a_model_of_the_users_own_is_not_to_be_widened_to_0(make: Make, low: int, hint: str | None) -> None:
+    width, own = "model.params.width", {"model": {"factory": "mine:build"}}
+    trials = [trial({width: value}, loss) for value, loss in ((low, 0.01), (2 * low, 0.02))]
+    found = [r for r in answer.remarks(load(make(trials, {width: {"grid": [low, 2 * low]}}, experiment=own))) if "width" in r]
+    assert [text.rpartition(", ")[2] for text in found] == ([hint] if hint else [])
+
+
+def test_a_trial_without_a_model_has_no_parameters(make: Make) -> None:
+    directory = make([trial({"optim.lr": 1e-3, "model.depth": 2}, 0.01), failed({"model.depth": 9}, "deep", status="infeasible")])
+    journal = directory / "journal.jsonl"
+    journal.write_text(journal.read_text().replace('"parameters":1001', '"parameters":0'))
+    assert load(directory).trials["parameters"].tolist() == [1000, pd.NA]
+
+
 @pytest.mark.parametrize(("lr", "word"), [(1.1e-5, "lower"), (0.09, "higher"), (1e-3, None)])
 def test_edge_of_a_continuous_range_is_measured_in_ratios(make: Make, lr: float, word: str | None) -> None:
     trials = [trial({"optim.lr": lr}, 0.01), trial({"optim.lr": 5e-4}, 0.02)]
