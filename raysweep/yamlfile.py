@@ -137,6 +137,14 @@ def unknown_key(dotted: str, names: list[str]) -> str:
     return f"{dotted}: unknown key{hint}; valid: {', '.join(names)}"
 
 
+def _places(root: type[BaseModel], path: list[str]) -> list[str]:
+    """Where a key that stands at a wrong place is known: a level above it, in a section beside its own, or one below."""
+    *parents, last = path
+    above = [parents[:-1], *([*parents[:-1], name] for name in valid_names(root, parents[:-1]))] if parents else []
+    near = [*above, *([*parents, name] for name in valid_names(root, parents))]
+    return [".".join([*place, last]) for place in near if last in valid_names(root, place)]
+
+
 def config_error(error: ValidationError, root: type[BaseModel], origin: str) -> ConfigError:
     """All mistakes that pydantic found, one line each with its dotted key, as one ConfigError."""
     lines = []
@@ -144,7 +152,9 @@ def config_error(error: ValidationError, root: type[BaseModel], origin: str) -> 
         path = [str(part) for part in item["loc"]]
         dotted = ".".join(path)
         if item["type"] == "extra_forbidden":
-            lines.append(unknown_key(dotted, valid_names(root, path[:-1])))
+            places = _places(root, path)
+            refused = unknown_key(dotted, valid_names(root, path[:-1]))
+            lines.append(f"{dotted}: unknown key here; it is {places[0]}" if len(places) == 1 else refused)
             continue
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] in ("model_type", "dict_type"):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raysweep.config import Experiment
+from raysweep.config import Experiment, Sweep
 from raysweep.errors import ConfigError
 from raysweep.yamlfile import merge, parse_set, parse_text, read_mapping, unknown_key, valid_names
 
@@ -149,3 +150,27 @@ def test_valid_names_follow_the_sections() -> None:
 def test_an_unknown_key_names_the_nearest() -> None:
     assert unknown_key("optim.learning", ["lr", "momentum"]) == "optim.learning: unknown key; valid: lr, momentum"
     assert "nearest: momentum" in unknown_key("optim.momentun", ["lr", "momentum"])
+
+
+@pytest.mark.parametrize(
+    ("root", "tree", "message"),
+    [
+        (Sweep, {"scale": {"workers": 2}}, "scale: unknown key here; it is experiment.scale"),
+        (Sweep, {"seeds": 3}, "seeds: unknown key here; it is search.seeds"),
+        (Sweep, {"experiment": {"search": {}}}, "experiment.search: unknown key here; it is search"),
+        (Experiment, {"lr": 0.1}, "lr: unknown key here; it is optim.lr"),
+        (Experiment, {"train": {"lr": 0.1}}, "train.lr: unknown key here; it is optim.lr"),
+        (Experiment, {"train": {"name": "adam"}}, "train.name: unknown key here; it is optim.name"),
+        (
+            Sweep,
+            {"experiment": {"name": "adam"}},
+            "experiment.name: unknown key; valid: model",
+        ),  # or the sweep's, or the optimizer's
+    ],
+)
+def test_a_key_at_a_wrong_place_is_told_its_right_one(
+    root: type[Sweep] | type[Experiment], tree: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        root.from_dict(tree)
+    assert f"\n  {message}" in str(caught.value)
