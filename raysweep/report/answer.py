@@ -41,15 +41,20 @@ def answer(results: Results) -> str:
     what = settings_text(dict(best), results.params) or f"trial {best['trial']}"
     worth = _worth(results, best)
     value = f"{metric} {measured(worth)}{seeds.spread(results) if results.has_seeds else ''}"
-    compared = _comparisons(worth if metric == "val_loss" else best["val_loss"], baselines(results.data))
+    compared = _comparisons(_loss(results, best), baselines(results.data))
     if metric != "val_loss" and compared:
-        value += f" (val_loss {measured(best['val_loss'])})"
+        value += f" ({'mean ' if results.has_seeds else ''}val_loss {measured(_loss(results, best))})"
     return f"Best: {what}: {', '.join([value, *compared])}."
 
 
 def _worth(results: Results, best: Any) -> Any:
     """The objective that the best is ranked by: its own, or with several seeds their mean."""
     return results.configurations.iloc[0]["mean"] if results.has_seeds else best[results.metric]
+
+
+def _loss(results: Results, best: Any) -> Any:
+    """The best's val_loss; with several seeds the mean of those that it is ranked by."""
+    return results.configurations.iloc[0]["mean_val_loss"] if results.has_seeds else best["val_loss"]
 
 
 def _comparisons(loss: Any, against: Mapping[str, float]) -> list[str]:
@@ -172,7 +177,7 @@ def worse_than_mean_image(results: Results) -> bool:
     best, mean_image = results.best, baselines(results.data).get("mean image")
     if best is None or mean_image is None:
         return False
-    loss = _worth(results, best) if results.metric == "val_loss" else best["val_loss"]
+    loss = _loss(results, best)
     return not missing(loss) and bool(loss >= mean_image)
 
 

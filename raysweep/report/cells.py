@@ -178,8 +178,7 @@ def _configurations(results: Results) -> list[_Point]:
             kinds = [_kind(dict(trials.loc[number]), results.metric, mean_image) for number in row["trials"]]
             kind = min(kinds, key=KINDS.index)
         else:
-            loss = value if results.metric == "val_loss" else trials.loc[row["best_trial"], "val_loss"]
-            kind = _worth(loss, mean_image)
+            kind = _worth(row["mean_val_loss"], mean_image)
         rank = (0 if value is not None else KINDS.index(kind), place)
         points.append(_Point(row, int(row["trial"]), value, kind, rank))
     return points

@@ -82,8 +82,8 @@ def group(overrides: Mapping[int, Mapping[str, Any]], swept: Collection[str], se
     return Groups(first, {number: int(given.get(SEED, seed)) for number, given in overrides.items()})
 
 
-def counted_in(first: int, good: Mapping[int, float], contest: Contest) -> list[float]:
-    """The values that are in a configuration's mean.
+def counted_in(first: int, good: Mapping[int, float], contest: Contest) -> dict[int, float]:
+    """The trials that are in a configuration's mean, with their values.
 
     What the first seed of a contender came to chose it, so it is left out as soon as there is another one.
 
@@ -92,8 +92,8 @@ def counted_in(first: int, good: Mapping[int, float], contest: Contest) -> list[
         good: the objective of each of its trials that has one and neither diverged nor failed.
         contest: of the best ones.
     """
-    further = [value for number, value in good.items() if number != first]
-    return further if first in contest.contenders and further else list(good.values())
+    further = {number: value for number, value in good.items() if number != first}
+    return further if first in contest.contenders and further else dict(good)
 
 
 def rank(first: int, good: Mapping[int, float], num_bad: int, contest: Contest, mode: str) -> tuple[float, ...]:
@@ -107,7 +107,7 @@ def rank(first: int, good: Mapping[int, float], num_bad: int, contest: Contest, 
         num_bad: trials that diverged or failed.
         mode: of the objective.
     """
-    values, dropped = counted_in(first, good, contest), contest.dropped.get(first)
+    values, dropped = counted_in(first, good, contest).values(), contest.dropped.get(first)
     tier = 2.0 if first not in contest.contenders else 0.0 if dropped is None else 1 / (1 + dropped)
     mean = math.fsum(values) / max(1, len(values))
     return not good, tier, -len(good) / max(1, len(good) + num_bad), mean if mode == "min" else -mean, first
@@ -128,7 +128,7 @@ def configurations(
 
     Returns:
         trial (the configuration's first), the settings, seeds (whose values are in the mean), bad (diverged or failed), mean,
-        std (n - 1; NA for one seed), best, best_trial, contest ("", "left", "dropped after round n"), trials (a list).
+        mean_val_loss (of the same seeds, whatever the metric), std (n - 1; NA for one seed), best, best_trial, contest ("", "left", "dropped after round n"), trials (a list).
     """
     by_number = trials.set_index("trial")
     members: dict[int, list[int]] = {}
@@ -142,7 +142,8 @@ def configurations(
         bad = own["status"].isin(("diverged", "failed"))
         good = own.loc[~bad & own[metric].notna(), metric].astype("float64")
         by_trial = dict(zip(good.index.tolist(), good.tolist(), strict=True))
-        values = pd.Series(counted_in(first, by_trial, contest), dtype="float64")
+        counted = counted_in(first, by_trial, contest)
+        values = pd.Series(counted, dtype="float64")
         place = "" if first not in contest.contenders else f"dropped after round {dropped[first]}" if first in dropped else "left"
         best: Any = (good * sign).idxmin() if len(good) else pd.NA
         ranks.append(rank(first, by_trial, int(bad.sum()), contest, mode))
@@ -153,6 +154,7 @@ def configurations(
                 "seeds": len(values),
                 "bad": int(bad.sum()),
                 "mean": float(values.mean()),
+                "mean_val_loss": float(own.loc[list(counted), "val_loss"].astype("float64").mean()),
                 "std": float(values.std(ddof=1)),
                 "best": float(good.loc[best]) if len(good) else math.nan,
                 "best_trial": best,
@@ -161,8 +163,10 @@ def configurations(
             }
         )
     order = sorted(range(len(records)), key=lambda i: ranks[i])
-    columns = ["trial", *params, "seeds", "bad", "mean", "std", "best", "best_trial", "contest", "trials"]
+    columns = ["trial", *params, "seeds", "bad", "mean", "mean_val_loss", "std", "best", "best_trial", "contest", "trials"]
     frame = pd.DataFrame.from_records([records[i] for i in order], columns=columns)
     kinds: dict[str, Any] = dict.fromkeys(("trial", "seeds", "bad", "best_trial"), "Int64")
     settings = {name: trials[name].dtype for name in params}
-    return frame.astype({**settings, **kinds, **dict.fromkeys(("mean", "std", "best"), "float64"), "contest": "string"})
+    return frame.astype(
+        {**settings, **kinds, **dict.fromkeys(("mean", "mean_val_loss", "std", "best"), "float64"), "contest": "string"}
+    )

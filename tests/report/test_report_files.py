@@ -211,7 +211,11 @@ def test_the_report_loads_neither_torch_nor_ray_nor_pyplot() -> None:
 
 @pytest.mark.parametrize(
     ("statuses", "heading"),
-    [(["failed"], "Failed trials"), (["infeasible"], "Infeasible trials"), (["infeasible", "failed"], "Failed and infeasible trials")],
+    [
+        (["failed"], "Failed trials"),
+        (["infeasible"], "Infeasible trials"),
+        (["infeasible", "failed"], "Failed and infeasible trials"),
+    ],
 )
 def test_the_heading_of_what_was_not_trained_is_true_of_it(make: Make, statuses: list[str], heading: str) -> None:
     trials = [failed({"model.depth": n + 1}, f"error {n}", status=status) for n, status in enumerate(statuses)]

@@ -10,6 +10,7 @@ import pytest
 from report_sweeps import Make, Trial, diverged, trial
 from rich.console import Console
 
+from raysweep.report.answer import answer, remarks
 from raysweep.report.build import build_report
 from raysweep.report.cells import Map, sweep_map
 from raysweep.report.heatmap import map_figure
@@ -104,3 +105,14 @@ def test_the_terminal_lists_configurations(make: Make) -> None:
     assert header.split() == ["lr", "mean", "val_loss", "standard", "deviation", "best", "seeds", "trials"]
     assert first.split() == ["1", "0.001", "0.0250", "0.00707", "0.0200", "2", "2,", "3"], "the first row is what Best says"
     assert second.split()[1] == "0.0001"
+
+
+def test_another_objective_is_compared_with_the_baselines_by_the_mean_loss_as_well(make: Make) -> None:
+    # The first seed alone is below the mean image, 0.108; psnr is 21 in all of these journals.
+    results = load(make([*seeds(1e-4, 0.02, 0.3), *seeds(1e-3, 0.4, 0.5)], space=LR, metric="psnr"))
+    text = answer(results)
+    assert "(mean val_loss 0.160), NOT better than the mean image (0.108)" in text
+    assert any("in the mean over its seeds, is not better than answering" in remark for remark in remarks(results))
+    found = sweep_map(results)
+    assert found is not None
+    assert {cell.kind for cell in found.cells} == {"worse"}
