@@ -132,7 +132,7 @@ def preview_sweep(
         low, high = allocation.workers, allocation.max_workers
         shares = fair_shares(carried(allocation, cluster.available), at_once, plan.num_planned, [], low, high)
         shared = replace(allocation, max_workers=shares.others)
-        cost = estimate(plan, past, todo, shared, cluster.available, at_once, measured)
+        cost = estimate(plan, past, todo, shared, cluster.available, at_once, high > 1, measured)
     text, table = preview(plan, past, todo, at_once, why, cost.costs)
     for note in cost.calibration.notes:
         say(f"note: {note}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from raysweep.tune import preview
 from raysweep.tune.cost import estimate
 from raysweep.tune.cost.calibrate import Calibration
 from raysweep.tune.cost.left import what_for
-from raysweep.tune.cost.predict import Interval, Prediction
+from raysweep.tune.cost.predict import TRIAL_S, WORKERS_TRIAL_S, Interval, Prediction
 from raysweep.tune.cost.sizes import Cost, Size
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
@@ -140,6 +141,17 @@ def test_early_stopping_makes_the_upper_end_the_time_without(tmp_path: Path) -> 
     text, _ = preview.preview_sweep(settings, storage=tmp_path, measured=played)
     assert ", the upper end if no trial is stopped early." in text
     assert " to 11 min 5 s (about " in text
+
+
+def test_an_elastic_trial_starts_processes_of_its_own_whatever_its_share(tmp_path: Path) -> None:
+    walls = []
+    for name, workers in (("one", 1), ("elastic", [1, 4])):
+        experiment = {**SWEEP["experiment"], "scale": {"workers": workers}}
+        preview.preview_sweep(
+            Sweep.from_dict({**SWEEP, "name": name, "experiment": experiment}), storage=tmp_path, measured=played
+        )
+        walls.append(json.loads((tmp_path / f"{name}.plan.json").read_text())["predicted"]["wall_s"][1])
+    assert walls[1] - walls[0] == pytest.approx(WORKERS_TRIAL_S - TRIAL_S, abs=0.2), "four trials on four CPUs: a worker each"
 
 
 def begun(tmp_path: Path, finished: bool = False) -> tuple[Sweep, SweepDirectory]:

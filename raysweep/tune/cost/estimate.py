@@ -78,6 +78,7 @@ def estimate(
     allocation: Allocation,
     available: Available,
     at_once: int,
+    own_processes: bool,
     measured: Calibrate = calibrate,
 ) -> Estimate:
     """Measure and predict; on the cluster that this process is connected to.
@@ -89,6 +90,7 @@ def estimate(
         allocation: what a trial holds.
         available: what the cluster has.
         at_once: trials that run at a time.
+        own_processes: whether each trial starts processes of its own, as an elastic one does, even with a share of one worker.
         measured: does the measuring.
 
     Raises:
@@ -102,7 +104,8 @@ def estimate(
     if not calibration.costs:
         return Estimate(None, {}, calibration, len(guessed), is_stopping)
     costs = [calibration.costs[place] for place in places]
-    loads = [_load(plan, past, trial, cost, allocation) for trial, cost in zip(trials, costs, strict=True)]
+    before_s = WORKERS_TRIAL_S if own_processes else TRIAL_S
+    loads = [_load(plan, past, trial, cost, before_s, allocation) for trial, cost in zip(trials, costs, strict=True)]
     prediction = predict(
         loads,
         at_once,
@@ -117,10 +120,9 @@ def estimate(
     return Estimate(prediction, by_key, calibration, len(guessed), is_stopping)
 
 
-def _load(plan: Plan, past: Past | None, trial: PlannedTrial, cost: Cost, allocation: Allocation) -> Load:
+def _load(plan: Plan, past: Past | None, trial: PlannedTrial, cost: Cost, before_s: float, allocation: Allocation) -> Load:
     epochs = plan.sweep.experiment.train.epochs
-    before = TRIAL_S if allocation.max_workers == 1 else WORKERS_TRIAL_S
-    return Load(cost.epoch_s, epochs, min(last_epoch(past, trial) + 1, epochs), before, allocation.max_workers)
+    return Load(cost.epoch_s, epochs, min(last_epoch(past, trial) + 1, epochs), before_s, allocation.max_workers)
 
 
 def _rehearse(plan: Plan, past: Past | None, trials: Sequence[PlannedTrial]) -> Rehearse:
