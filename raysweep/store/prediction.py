@@ -54,21 +54,29 @@ class WallTime:
     """How long a sweep took against what was predicted, from the events of its journal in order.
 
     Attributes:
-        predicted: the newest prediction, as the `start` event has it; None where there is none.
+        predicted: the newest prediction, as the `start` event has it; None where there is none, or where a later start has
+            added to what it was for.
         seconds: from its start on, over all starts that followed, each to its last event.
     """
 
     predicted: dict[str, Any] | None = None
     seconds: float = 0.0
     _last: float | None = None
+    _of: dict[str, Any] | None = None  # the settings that it is for
+    _is_over: bool = False
 
     def see(self, name: str, event: Mapping[str, Any]) -> None:
         """Take the next event."""
         time = event.get("time")
         if name == "start":
+            settings = {k: v for k, v in (event.get("sweep") or {}).items() if k not in ("storage", "working_directory")}
             if event.get("predicted"):
-                self.predicted, self.seconds = event["predicted"], 0.0
-            self._last = time
+                self.predicted, self.seconds, self._of = event["predicted"], 0.0, settings
+            elif settings != self._of or self._is_over:
+                self.predicted = None
+            self._last, self._is_over = time, False
         elif time is not None and self._last is not None and time > self._last:
             self.seconds += time - self._last
             self._last = time
+        if name == "finish":
+            self._is_over = event.get("status") == "completed"

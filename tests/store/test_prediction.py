@@ -64,6 +64,16 @@ def test_the_time_is_summed_over_starts_from_the_newest_prediction_on() -> None:
     assert (wall.predicted, wall.seconds) == (other, 1)
 
 
+def test_a_sweep_that_was_added_to_is_not_held_against_the_prediction_of_its_first_part() -> None:
+    first = ("start", {"time": 100.0, "predicted": PREDICTED, "sweep": {"search": {"seeds": 1}, "storage": "here"}})
+    broken_off = (first, ("finish", {"time": 140.0, "status": "interrupted"}))
+    again = ("start", {"time": 500.0, "sweep": {"search": {"seeds": 1}, "storage": "there"}})
+    assert seen(*broken_off, again).predicted == PREDICTED
+    assert seen(*broken_off, ("start", {"time": 500.0, "sweep": {"search": {"seeds": 3}}})).predicted is None
+    # Failed trials once more, or trials whose model's code has changed: the settings are the same.
+    assert seen(first, ("finish", {"time": 140.0, "status": "completed"}), again).predicted is None
+
+
 def test_an_old_journal_has_no_prediction_and_odd_times_do_no_harm() -> None:
     # A resize's time is when it happened, which may be before the row that told of it.
     wall = seen(
