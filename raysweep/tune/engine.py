@@ -38,10 +38,10 @@ class Finished:
 
     @property
     def exit_code(self) -> int:
-        """0; 1 where every trial failed, there was none, or storage lacks the last state; 130 where it was interrupted."""
+        """0; 1 where every trial that could be trained failed, or storage lacks the last state; 130 where it was interrupted."""
         if self.status == "interrupted":
             return 130
-        return 1 if self.place.unsent or all(s == "failed" for s in self.trial_statuses) else 0
+        return 1 if self.place.unsent or all(s in ("failed", "infeasible") for s in self.trial_statuses) else 0
 
 
 class Watcher:
