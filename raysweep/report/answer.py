@@ -209,8 +209,8 @@ def edge_hints(sweep: Sweep, best: Mapping[str, Any], tried: Mapping[Any, list[A
         if low == high:
             continue
         ranged = domain.values() is None
-        # Ratios are compared where the range is drawn by ratios, or a list spans two decades.
-        log = domain.is_log or (low > 0 and high / low >= 100)
+        # Ratios are compared where the range is drawn by ratios, or a list is one of learning rates or spans two decades.
+        log = domain.is_log or (low > 0 and (high / low >= 100 or (key == "optim.lr" and not ranged)))
         for edge, outward in ((low, -1), (high, 1)):
             if not _at_edge(value, edge, (low, high), log, ranged):
                 continue

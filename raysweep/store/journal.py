@@ -21,7 +21,7 @@ from raysweep.errors import StoreError
 
 _MOST_NAMED = 12  # directories in a message
 
-# Losses and rates decide, so they are kept whole; the others are for people.
+# Losses and rates are kept whole; the others are for people, or, as psnr, decide by so many digits.
 _ROUNDED_DIGITS = {
     "psnr": 7, "grad_norm": 6, "samples_per_second": 5, "data_wait": 3, "seconds": 5, "peak_memory_bytes": 4,
     "pause_s": 4,
@@ -53,6 +53,11 @@ def _rounded(name: str, value: Any) -> Any:
         return value
     value = float(f"{value:.{digits}g}")
     return int(value) if value.is_integer() else value
+
+
+def kept(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the journal keeps it: who decides by this one decides the same after a restart."""
+    return {name: _rounded(name, value) for name, value in plain(row).items()}
 
 
 class JournalWriter:
@@ -125,8 +130,7 @@ class JournalWriter:
         if columns != self._columns:
             self._append({"event": "columns", "columns": columns}, durable=False)
             self._columns = columns
-        values = [_rounded(name, value) for name, value in plain(row).items()]
-        self._append({"row": [trial, *values, round(self._clock(), 3)]}, durable=False)
+        self._append({"row": [trial, *kept(row).values(), round(self._clock(), 3)]}, durable=False)
 
     def close(self) -> None:
         """Close the file; the journal can be opened again."""

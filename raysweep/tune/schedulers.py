@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
 from raysweep.config import Sweep
+from raysweep.store.journal import kept
 from raysweep.tune.audit import Audit
 from raysweep.tune.forget import forget
 from raysweep.tune.rules import build, why_stopped
@@ -163,7 +164,7 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         trial_id = trial.trial_id
         for event in json.loads(result.get("events", "[]")):
             self._recorder.happened(trial_id, event)
-        action = self._told(trial, json.loads(result["row"]), tune_controller) if "row" in result else ""
+        action = self._told(trial, kept(json.loads(result["row"])), tune_controller) if "row" in result else ""
         if "end" in result:
             end = json.loads(result["end"])
             self._recorder.ended(trial_id, end["status"], end["reason"])

@@ -153,6 +153,14 @@ def test_edge_of_the_range_says_which_way_to_widen(make: Make) -> None:
     (hint,) = [r for r in answer.remarks(low) if "lr" in r]
     assert "lowest value tried" in hint
     assert "Widen optim.lr to lower values, for example 1e-5." in hint
+    two = load(
+        make(
+            [trial({"optim.lr": lr}, loss) for lr, loss in ((3e-3, 0.02), (1e-2, 0.01))],
+            {"optim.lr": {"grid": [3e-3, 1e-2]}},
+            name="two",
+        )
+    )
+    assert any("for example 0.033." in remark for remark in answer.remarks(two)), "a learning rate is widened by ratios"
     # Depth 1 is the lowest that there is, so nothing is said; depth 4 can be widened.
     deep = load(make([trial({"optim.lr": 1e-3, "model.depth": d}, loss) for d, loss in ((1, 0.03), (4, 0.01))], name="deep"))
     assert any("depth 4 is the highest value tried" in r and "higher values, for example" in r for r in answer.remarks(deep))

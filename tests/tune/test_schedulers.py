@@ -74,6 +74,14 @@ def test_asha_decides_on_the_epoch_and_says_rung_value_and_cutoff() -> None:
     assert fed.recorder.told[-2:] == [("decision", "b", {"action": "stop", **reason}), ("ended", "b", "stopped", reason)]
 
 
+def test_what_is_decided_by_is_what_the_journal_keeps() -> None:
+    fed = Fed({"name": "asha", "reduction_factor": 2}, metric="psnr")
+    fed.report("a", 1, 30.12345678)
+    fed.report("b", 1, 20.12345678)
+    _, _, decision = fed.recorder.told[-2]
+    assert (decision["value"], decision["cutoff"]) == (20.12346, 30.12346), "what a restart will read and compare again"
+
+
 def test_asha_stops_low_psnr() -> None:
     fed = Fed({"name": "asha", "reduction_factor": 2}, metric="psnr")
     fed.report("a", 1, 30.0)
