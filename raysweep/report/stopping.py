@@ -66,8 +66,9 @@ def _rate(hits: int, facts: Stopping, what: str) -> str:
     low, high = wilson(hits, facts.num_ended)
     total = facts.num_stopped + facts.num_audited
     return (
-        f"{hits} of {facts.num_ended} {what}: {hits / facts.num_ended:.0%} (95 % interval {low:.0%} to {high:.0%}), which makes "
-        f"about {hits / facts.num_ended * total:.0f} ({low * total:.0f} to {high * total:.0f}) of all {total} that it would have stopped."
+        f"{hits} of {facts.num_ended} {what}: {hits / facts.num_ended:.0%} (95 % interval {low:.0%} to {high:.0%}), which "
+        f"makes about {hits / facts.num_ended * total:.0f} ({low * total:.0f} to {high * total:.0f}) "
+        f"of all {total} that it would have stopped."
     )
 
 

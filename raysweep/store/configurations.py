@@ -128,7 +128,8 @@ def configurations(
 
     Returns:
         trial (the configuration's first), the settings, seeds (whose values are in the mean), bad (diverged or failed), mean,
-        mean_val_loss (of the same seeds, whatever the metric), std (n - 1; NA for one seed), best, best_trial, contest ("", "left", "dropped after round n"), trials (a list).
+        mean_val_loss (of the same seeds, whatever the metric), std (n - 1; NA for one seed), best, best_trial, contest
+        ("", "left", "dropped after round n"), trials (a list).
     """
     by_number = trials.set_index("trial")
     members: dict[int, list[int]] = {}

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from raysweep.conditions import Rules
 from raysweep.config import Sweep
 from raysweep.errors import ConfigError
+from raysweep.sweep_settings import LISTED
+from raysweep.tune.own import is_in, is_own
 
 if TYPE_CHECKING:
     from raysweep.tune.plan import Plan
@@ -120,6 +122,18 @@ def note_random(sweep: Sweep) -> list[str]:
     if sweep.search.algorithm != "cmaes" or not listed:
         return []
     return [f"search.algorithm cmaes learns of ranges, and draws {', '.join(listed)} at random; tpe and gp learn of lists, too"]
+
+
+def note_outside(sweep: Sweep) -> list[str]:
+    """Which points to try first lie outside the space: a slip, or meant so; the searches that learn cannot place them."""
+    algorithm = sweep.search.algorithm
+    learns = "" if algorithm in LISTED or is_own(algorithm) else f", and {algorithm} learns nothing from it"
+    return [
+        f"search.start_with.{number}: {key} {value} lies outside the space; the point is tried all the same{learns}"
+        for number, point in enumerate(sweep.search.start_with)
+        for key, value in point.items()
+        if not is_in(sweep.space[key], value)
+    ]
 
 
 def note_infeasible(plan: Plan) -> None:

@@ -19,7 +19,7 @@ from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.sweep_settings import LISTED
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, shapes, with_absolute_paths
-from raysweep.tune.drawing import check_not_empty, note_infeasible, note_random, plan_draws
+from raysweep.tune.drawing import check_not_empty, note_infeasible, note_outside, note_random, plan_draws
 from raysweep.tune.own import check_own
 from raysweep.tune.seeds import with_seeds
 
@@ -209,8 +209,8 @@ def make_plan(sweep: Sweep) -> Plan:
     check_own(sweep)
     prepared = prepare_base(sweep)
     resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
-    wanted = sweep.search.num_samples or DEFAULT_SAMPLES
-    plan = Plan(resolved, prepared, [], wanted, [*prepared.notes, *note_random(sweep)])
+    wanted = max(sweep.search.num_samples or DEFAULT_SAMPLES, len(sweep.search.start_with))
+    plan = Plan(resolved, prepared, [], wanted, [*prepared.notes, *note_random(sweep), *note_outside(sweep)])
     if sweep.search.algorithm != "grid":
         _check_corners(plan)
     for number, point in enumerate(sweep.search.start_with):

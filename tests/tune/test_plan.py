@@ -171,3 +171,13 @@ def test_cmaes_says_which_settings_it_draws_at_random() -> None:
         assert note not in make_plan(sweep(space, algorithm=algorithm)).notes
     del space["model.norm"]
     assert not any("cmaes" in text for text in make_plan(sweep(space, algorithm="cmaes")).notes)
+
+
+@pytest.mark.parametrize(("algorithm", "learns"), [("tpe", ", and tpe learns nothing from it"), ("random", "")])
+def test_a_point_outside_the_space_is_tried_and_said(algorithm: str, learns: str) -> None:
+    points = [{"optim.lr": 1.0, "model.depth": 2}, {"optim.lr": 0.05, "model.depth": 1}]
+    space = {"optim.lr": {"loguniform": [1e-3, 0.1]}, "model.depth": {"choice": [1, 2]}}
+    plan = make_plan(sweep(space, algorithm=algorithm, num_samples=1, start_with=points))
+    assert [trial.overrides for trial in plan.trials] == points
+    assert plan.num_planned == 2, "more points than samples: as many trials as points"
+    assert plan.notes == [f"search.start_with.0: optim.lr 1.0 lies outside the space; the point is tried all the same{learns}"]
