@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from raysweep.report import answer as sentences
 from raysweep.report import tables
-from raysweep.report.figures import curves_figure, drawn
+from raysweep.report.figures import curves_figure, drawn, shown_baselines
 from raysweep.report.heatmap import map_figure
 from raysweep.report.population import population_table, population_text
 from raysweep.report.seeds import exceptions, seeds_table
@@ -81,11 +81,7 @@ def _pictures(results: Results) -> tuple[Picture, ...]:
         caption = _map_caption(results) if png else "No map: no setting differs among the trials."
         pictures.append(Picture("Map", "map.png", png, caption))
     png = drawn(lambda: curves_figure(results))
-    caption = (
-        f"{results.metric} after every epoch; dashed: what no model at all would get."
-        if png
-        else f"No curves: no trial has reported a finite {results.metric}."
-    )
+    caption = _curves_caption(results) if png else f"No curves: no trial has reported a finite {results.metric}."
     pictures.append(Picture("Learning curves", "curves.png", png, caption))
     samples = read_samples(results.best_directory())
     if isinstance(samples, str):
@@ -94,6 +90,12 @@ def _pictures(results: Results) -> tuple[Picture, ...]:
         caption = "Validation images of the best trial: what it was given, what was expected, and its output."
         pictures.append(Picture("Images", "images.png", drawn(lambda: strip_figure(samples)), caption))
     return tuple(pictures)
+
+
+def _curves_caption(results: Results) -> str:
+    dashed = "; dashed: what no model at all would get" if shown_baselines(results) else ""
+    copied = " A member that copied has the colour of the settings that it had at its best." if len(results.population) else ""
+    return f"{results.metric} after every epoch{dashed}.{copied}"
 
 
 def _map_caption(results: Results) -> str:

@@ -84,6 +84,11 @@ def log_or_linear(axis: Any, log: bool, low: float, high: float) -> None:
         axis.set_minor_formatter(NullFormatter())
 
 
+def shown_baselines(results: Results) -> dict[str, float]:
+    """The baselines that the curves are drawn with: losses go with val_loss alone."""
+    return {n: v for n, v in baselines(results.data).items() if v > 0} if results.metric == "val_loss" else {}
+
+
 def baseline_lines(axes: Any, shown: Mapping[str, float]) -> None:
     """A dashed line per baseline, named beside the axes, where no trial's line runs; the axes' limits stand by then."""
     to_axes = axes.transData + axes.transAxes.inverted()
@@ -137,9 +142,9 @@ def curves_figure(results: Results) -> Figure | None:
         label = f"best: {shortened(settings, 64) or f'trial {best}'}"
         _line(axes, lines[best], metric, color="white", linewidth=4.6, zorder=4)
         _line(axes, lines[best], metric, color=BEST, linewidth=2.6, zorder=5, label=label)
-    shown_baselines = {n: v for n, v in baselines(results.data).items() if v > 0} if metric == "val_loss" else {}
-    _scale(axes, results, shown_baselines)
-    baseline_lines(axes, shown_baselines)
+    compared = shown_baselines(results)
+    _scale(axes, results, compared)
+    baseline_lines(axes, compared)
     _draw_marks(axes, marks)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     first, last = float(rows["epoch"].min()), float(rows["epoch"].max())

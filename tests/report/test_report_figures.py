@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from report_sweeps import NAN, Make, Trial, diverged, failed, grid_trials, trial, write_samples
+from report_sweeps import DATA, NAN, Make, Trial, diverged, failed, grid_trials, trial, write_samples
 
 from raysweep.report.cells import colour_range, sweep_map
+from raysweep.report.content import gather
 from raysweep.report.figures import curves_figure, drawn
 from raysweep.report.heatmap import map_figure
 from raysweep.report.strip import displayed, read_samples, strip_figure
@@ -181,3 +183,15 @@ def test_images_that_are_not_there_or_damaged_give_a_sentence(tmp_path: Path) ->
     assert "cannot be read" in str(read_samples(path.parent))
     np.savez(path, x=np.zeros((1, 2, 2, 1)))
     assert "cannot be read" in str(read_samples(path.parent))
+
+
+@pytest.mark.parametrize(("metric", "data", "dashed"), [("val_loss", DATA, True), ("psnr", DATA, False), ("val_loss", {}, False)])
+def test_the_curves_caption_speaks_of_dashed_lines_where_there_are_some(
+    make: Make, metric: str, data: dict[str, Any], dashed: bool
+) -> None:
+    results = load(make(grid_trials(), metric=metric, data=data))
+    figure = curves_figure(results)
+    assert figure is not None
+    assert any(line.get_linestyle() == "--" for line in figure.axes[0].lines) == dashed
+    caption = next(picture.caption for picture in gather(results).pictures if picture.file == "curves.png")
+    assert ("dashed" in caption) == dashed

@@ -134,4 +134,5 @@ def test_the_pages_have_the_section(tmp_path: Path) -> None:
         assert "Population" in text
         assert "as trial 0 (lr 0.01, depth 2)" in text
         assert "0.1 → 0.012" in text
+        assert "A member that copied has the colour of the settings that it had at its best." in text
     assert "optim.lr" in pd.read_parquet(tmp_path / "rows.parquet").columns
