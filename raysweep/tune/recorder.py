@@ -66,7 +66,7 @@ class SweepRecorder:
         self._changed: Callable[[TrialState], None] = lambda _state: None
         self.states: dict[int, TrialState] = {}
         self._numbers: dict[str, int] = {}
-        self._began = clock()
+        self._has_begun, self._began = False, clock()
         self._epochs_done = 0
         self._epochs_open = 0  # that are left to the trials that have not ended
         self.num_ended = 0
@@ -147,6 +147,8 @@ class SweepRecorder:
     def started(self, trial_id: str) -> None:
         """A trial's actor has it."""
         state = self._state(trial_id)
+        if not self._has_begun:  # the start of Ray Tune and of the first actor is no epoch's
+            self._has_begun, self._began = True, self._clock()
         state.status = "running"
         state.attempts += 1
         self._journal.event("run", durable=False, trial=state.trial.number)

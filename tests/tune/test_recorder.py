@@ -114,6 +114,15 @@ def test_time_left_follows_from_the_pace(running: Running) -> None:
     assert running.recorder.seconds_left() == pytest.approx(10 * 12), "an ended trial has nothing left"
 
 
+def test_the_pace_is_that_of_the_epochs_not_of_the_start_before_them(running: Running) -> None:
+    running.clock.now = 30.0
+    running.recorder.started("id0")
+    running.clock.now = 32.0
+    running.recorder.started("id1")
+    running.row(0, 1, 0.5)
+    assert running.recorder.seconds_left() == pytest.approx(2 * 15)
+
+
 def test_a_line_for_each_ended_trial_where_there_is_no_terminal(running: Running) -> None:
     running.recorder.started("id0")
     running.clock.now = 1.0
