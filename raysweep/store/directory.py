@@ -74,25 +74,29 @@ def copied(trial: Path, generation: int) -> Path:
     return trial / f"{COPIED}-{generation}"
 
 
-def check_storage(storage: Path) -> None:
+def check_storage(storage: Path, setting: str = "storage") -> None:
     """Refuse a storage directory that cannot be written, without writing anything.
+
+    Args:
+        storage: the directory.
+        setting: what names it, `storage` or `working_directory`.
 
     Raises:
         StoreError: with the first existing parent and what is wrong with it.
     """
-    place = storage
+    place, change = storage, "`storage` (--storage)" if setting == "storage" else f"`{setting}`"
     try:
         while not place.exists() and place != place.parent:
             place = place.parent
         is_directory = place.is_dir()
     except PermissionError:
         raise StoreError(
-            f"storage {storage} cannot be made: no permission to look into {place.parent}; set `storage` (--storage) elsewhere"
+            f"{setting} {storage} cannot be made: no permission to look into {place.parent}; set {change} elsewhere"
         ) from None
     if not is_directory:
-        raise StoreError(f"storage {storage} cannot be made: {place} is a file; set `storage` (--storage) to a directory")
+        raise StoreError(f"{setting} {storage} cannot be made: {place} is a file; set {change} to a directory")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise StoreError(f"storage {storage} cannot be written: no permission in {place}; set `storage` (--storage) elsewhere")
+        raise StoreError(f"{setting} {storage} cannot be written: no permission in {place}; set {change} elsewhere")
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ class RemotePlace(Place):
         self._newer: set[str] = set()  # sweeps that had gone on elsewhere
 
     def check(self) -> None:
-        super().check()
+        check_storage(self.local, "working_directory")
         name = f".writable-{uuid.uuid4().hex[:8]}"
         try:
             tried(partial(self._store.put, name, b""))

@@ -224,6 +224,14 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_else(
         place.check()
 
 
+def test_a_working_directory_that_cannot_be_written_is_refused_by_its_own_name(tmp_path: Path, store: MemoryStore) -> None:
+    place = machine(tmp_path, "a", store).place
+    place.local.parent.mkdir(parents=True, exist_ok=True)
+    place.local.write_text("a file")
+    with pytest.raises(StoreError, match=r"^working_directory .* is a file; set `working_directory` to a directory$"):
+        place.check()
+
+
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
