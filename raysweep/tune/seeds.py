@@ -111,7 +111,8 @@ def with_seeds(plan: Plan) -> Plan:
         if num > 1:
             plan.has_contest = True
             plan.num_planned += 2 * num
-            plan.notes.append(f"the best {num} configurations get 2 to {search.seeds - 1} further seeds")
+            most = search.seeds - 1
+            plan.notes.append(f"the best {num} configurations get {'2' if most == 2 else f'2 to {most}'} further seeds")
     elif search.seeds > 1:
         if is_whole:
             add_seeds(plan)

@@ -378,3 +378,8 @@ def test_a_finished_sweep_is_given_a_contest(tmp_path: Path) -> None:
     played(sweep(seeds=4, contenders=2), tmp_path, noisy)
     assert trained(tmp_path)[:4] == [(lr, 0) for lr in LRS]
     assert all(s for _, s in trained(tmp_path)[4:])
+
+
+@pytest.mark.parametrize(("seeds", "further"), [(3, "2"), (5, "2 to 4")])
+def test_how_many_further_seeds_a_contest_may_give_is_said(seeds: int, further: str) -> None:
+    assert make_plan(sweep(seeds=seeds, contenders=2)).notes[-1] == f"the best 2 configurations get {further} further seeds"
