@@ -53,5 +53,6 @@ class Leading:
             if good:
                 place = rank(members[0].trial.number, good, bad, contest, plan.sweep.objective.mode)
                 if found is None or place < found[0]:
-                    found = place, Leader(tuple(sorted(good)), tuple(counted_in(members[0].trial.number, good, contest)))
+                    counted = counted_in(members[0].trial.number, good, contest)
+                    found = place, Leader(tuple(sorted(good)), tuple(counted.values()))
         return found and found[1]

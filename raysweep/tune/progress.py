@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from raysweep.report import tables
 from raysweep.report.answer import trial_list
 from raysweep.report.tables import ERROR_WIDTH, abridged
 from raysweep.sweep_settings import SEED
@@ -31,8 +32,8 @@ def duration(seconds: float) -> str:
 
 
 def number(value: Any) -> str:
-    """A metric or a setting in a table."""
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    """A metric or a setting, written as the report writes it, to four digits."""
+    return "" if value is None else tables.number(value, 4)
 
 
 class Progress(Watcher):

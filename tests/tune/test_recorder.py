@@ -15,6 +15,7 @@ from raysweep.store import results
 from raysweep.store.journal import JournalWriter
 from raysweep.tune.plan import Plan, make_plan
 from raysweep.tune.progress import Progress, duration
+from raysweep.tune.progress import number as shown_number
 from raysweep.tune.recorder import SweepRecorder
 
 
@@ -198,3 +199,11 @@ def test_a_trial_that_cannot_be_trained_is_told_once(terminal: bool, sweep: Swee
     (told,) = [line for line in made.text.getvalue().splitlines() if "trial 2" in line]
     assert "trial 2 (depth 4): infeasible: model.depth: images of 8x8 carry at most depth 3, got 4" in told
     assert list(results.load(tmp_path).trials["status"]) == ["unfinished", "infeasible", "infeasible"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e6, "1e6"), (1e-4, "0.0001"), (0.123456, "0.1235"), (True, "true"), (3, "3"), ("adam", "adam"), (None, "")],
+)
+def test_what_runs_is_written_as_the_report_will_write_it(value: object, text: str) -> None:
+    assert shown_number(value) == text
