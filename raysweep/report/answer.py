@@ -27,6 +27,7 @@ from raysweep.report.tables import (
 )
 from raysweep.space import significant
 from raysweep.store.results import STATUSES, Results
+from raysweep.sweep_settings import SEED
 
 _EDGE = 0.05
 """The best of a continuous range lies at its edge when it is within this share of the range."""
@@ -163,6 +164,12 @@ def remarks(results: Results) -> list[str]:
     if results.sweep and results.finished == "completed":  # else values further out may not have run yet
         texts += edge_hints(results.sweep, dict(best), results.trials.to_dict("list"))
     texts += seeds.seed_remarks(results)
+    later = _trained_again(results, best)
+    if later is not None:
+        texts.append(
+            f"The best is trial {best['trial']}; trial {later} has the same settings and is another training: your model's "
+            "source, raysweep's own, or with optim.schedule cosine the number of train.epochs has changed since."
+        )
     gained = _last_gain(results, int(best["trial"]))
     if gained > 0.02 and best["status"] in ("completed", "budget"):
         texts.append(
@@ -170,6 +177,17 @@ def remarks(results: Results) -> list[str]:
             "more train.epochs may help."
         )
     return texts
+
+
+def _trained_again(results: Results, best: Any) -> int | None:
+    """The newest trial with all settings of the best one, its seed included, that was planned after it; None: there is none."""
+    if results.sweep is None or results.sweep.scheduler.name == "pbt":  # whose members copy settings
+        return None
+    names = [*results.params.values(), *([SEED] if results.has_seeds else [])]
+    later = results.trials[results.trials["trial"] > best["trial"]]
+    wanted = [number(best[name], 12) for name in names]
+    same = [int(t["trial"]) for _, t in later.iterrows() if [number(t[name], 12) for name in names] == wanted]
+    return max(same, default=None)
 
 
 def worse_than_mean_image(results: Results) -> bool:

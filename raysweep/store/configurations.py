@@ -66,6 +66,9 @@ class Groups:
 def group(overrides: Mapping[int, Mapping[str, Any]], swept: Collection[str], seed: int) -> Groups:
     """Trials by configuration; each its own one where no further seed was trained.
 
+    Trials of equal settings and seed are different trainings (the model's source or TRAINING_VERSION changed, or the horizon of
+    a cosine schedule): the newest of each belong together, and so do those before them.
+
     Args:
         overrides: of the trials, by number.
         swept: the settings of the space; a swept seed is a setting like any other.
@@ -73,11 +76,18 @@ def group(overrides: Mapping[int, Mapping[str, Any]], swept: Collection[str], se
     """
     if SEED in swept or not any(SEED in given for given in overrides.values()):
         return Groups({number: number for number in overrides})
-    by_settings: dict[str, list[int]] = {}
+    by_settings: dict[tuple[int, str], list[int]] = {}
+    settings, newer = dict[int, str](), dict[int, int]()
+    seen: dict[tuple[str, Any], int] = {}
+    for number in sorted(overrides, reverse=True):
+        given = overrides[number]
+        settings[number] = json.dumps({k: v for k, v in given.items() if k != SEED}, sort_keys=True, default=repr)
+        training = settings[number], given.get(SEED, seed)
+        newer[number] = seen.get(training, 0)
+        seen[training] = newer[number] + 1
     # The first trial does not set its seed.
     for number in sorted(overrides, key=lambda n: (SEED in overrides[n], n)):
-        settings = {key: value for key, value in overrides[number].items() if key != SEED}
-        by_settings.setdefault(json.dumps(settings, sort_keys=True, default=repr), []).append(number)
+        by_settings.setdefault((newer[number], settings[number]), []).append(number)
     first = {number: numbers[0] for numbers in by_settings.values() for number in numbers}
     return Groups(first, {number: int(given.get(SEED, seed)) for number, given in overrides.items()})
 

@@ -175,3 +175,14 @@ def test_only_the_newest_contest_counts(make: Make) -> None:
     drop = {"trial": 0, "action": "drop", "rule": "contenders", "round": 1, "leader": None, "p": None, "level": None}
     again = {**BEGIN, "contenders": [0, 1, 2]}
     assert load(decided(make(trials, space=SPACE), BEGIN, drop, again)).contest.left == (0, 1, 2)
+
+
+def test_other_trainings_of_the_same_settings_are_no_further_seeds_and_the_answer_names_the_newest(make: Make) -> None:
+    # The same settings and seeds twice, as after a change of the model's source; the old code was better.
+    found = load(make([*seeds(1e-4, 0.01, 0.03), *seeds(1e-4, 0.05, 0.07)], space=SPACE))
+    board = found.configurations
+    assert board[["trial", "seeds", "mean"]].to_numpy().tolist() == [[0, 2, pytest.approx(0.02)], [2, 2, pytest.approx(0.06)]]
+    text = "The best is trial 0; trial 2 has the same settings and is another training: your model's source"
+    assert any(remark.startswith(text) for remark in remarks(found))
+    better = load(make([*seeds(1e-4, 0.05, 0.07), *seeds(1e-4, 0.01, 0.03)], space=SPACE, name="better"))
+    assert not any("another training" in remark for remark in remarks(better))
