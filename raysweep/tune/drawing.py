@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
 
 from raysweep.conditions import Rules
 from raysweep.config import Sweep
@@ -18,6 +22,24 @@ if TYPE_CHECKING:
 MAX_REFUSED = 10_000
 """Draws in a row that break a constraint, after which the space counts as used up."""
 _MAX_DRAWS_PER_TRIAL = 100
+
+
+def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Endless random draws, the same ones for the same search.seed; a condition changes no value that is drawn."""
+    rng, rules = np.random.default_rng(sweep.search.seed), sweep.rules()
+    while True:
+        yield rules.active({key: domain.sample(rng) for key, domain in sweep.space.items()})
+
+
+def sobol(sweep: Sweep) -> Iterator[dict[str, Any]]:
+    """Endless quasi-random draws: a scrambled Sobol sequence (Owen, 1998), the same one for the same search.seed."""
+    engine = torch.quasirandom.SobolEngine(len(sweep.space), scramble=True, seed=sweep.search.seed)  # type: ignore[no-untyped-call]
+    rules = sweep.rules()
+    while True:
+        shares = engine.draw(1, dtype=torch.float64)[0].tolist()
+        # A scrambled point can round to 1.
+        at = {key: domain.at(min(share, 1 - 2**-53)) for (key, domain), share in zip(sweep.space.items(), shares, strict=True)}
+        yield rules.active(at)
 
 
 class Draws:
@@ -116,23 +138,23 @@ def note_refused(number: int, why: str) -> str:
     return f"{number} {were} drawn anew; the last: {why}"
 
 
-def note_random(sweep: Sweep) -> list[str]:
-    """Which settings the searcher draws at random, as Optuna's cmaes does with categories; no line where there are none."""
-    listed = [key for key, domain in sweep.space.items() if domain.kind in ("choice", "grid")]
-    if sweep.search.algorithm != "cmaes" or not listed:
-        return []
-    return [f"search.algorithm cmaes learns of ranges, and draws {', '.join(listed)} at random; tpe and gp learn of lists, too"]
+def note_search(plan: Plan) -> None:
+    """Note what the search will not learn of: lists that Optuna's cmaes draws at random, points to try first outside the space.
 
-
-def note_outside(sweep: Sweep) -> list[str]:
-    """Which points to try first lie outside the space: a slip, or meant so; the searches that learn cannot place them."""
-    algorithm = sweep.search.algorithm
+    Such a point may be a slip, or meant so.
+    """
+    algorithm, space = plan.sweep.search.algorithm, plan.sweep.space
+    listed = [key for key, domain in space.items() if domain.kind in ("choice", "grid")]
+    if algorithm == "cmaes" and listed:
+        plan.notes.append(
+            f"search.algorithm cmaes learns of ranges, and draws {', '.join(listed)} at random; tpe and gp learn of lists, too"
+        )
     learns = "" if algorithm in LISTED or is_own(algorithm) else f", and {algorithm} learns nothing from it"
-    return [
+    plan.notes += [
         f"search.start_with.{number}: {key} {value} lies outside the space; the point is tried all the same{learns}"
-        for number, point in enumerate(sweep.search.start_with)
+        for number, point in enumerate(plan.sweep.search.start_with)
         for key, value in point.items()
-        if not is_in(sweep.space[key], value)
+        if not is_in(space[key], value, partial(plan.rules.read, key))
     ]
 
 

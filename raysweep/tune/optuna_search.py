@@ -12,9 +12,9 @@ from ray.tune.search import Searcher
 from raysweep.config import Sweep
 from raysweep.errors import ConfigError, RaysweepError
 from raysweep.space import Domain
-from raysweep.tune.drawing import Draws, max_infeasible, note_refused
+from raysweep.tune.drawing import Draws, draws, max_infeasible, note_refused
 from raysweep.tune.own import place_of
-from raysweep.tune.plan import DEFAULT_SAMPLES, Plan, PlannedTrial, draws
+from raysweep.tune.plan import DEFAULT_SAMPLES, Plan, PlannedTrial
 from raysweep.tune.search import Assigned, NotSaved, as_config, worst
 
 _MAX_REPEATS = 50

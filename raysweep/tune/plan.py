@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from raysweep.config import Sweep
 from raysweep.data.dataset import Dataset, open_dataset
 from raysweep.errors import ConfigError
@@ -19,7 +16,7 @@ from raysweep.plugins import code_fingerprint
 from raysweep.store.keys import infeasible_key, member_key, trial_key
 from raysweep.sweep_settings import LISTED
 from raysweep.train.prepare import ModelFacts, Prepared, check_model, prepare, shapes, with_absolute_paths
-from raysweep.tune.drawing import check_not_empty, note_infeasible, note_outside, note_random, plan_draws
+from raysweep.tune.drawing import check_not_empty, draws, note_infeasible, note_search, plan_draws, sobol
 from raysweep.tune.own import check_own
 from raysweep.tune.seeds import with_seeds
 
@@ -168,24 +165,6 @@ def grid(sweep: Sweep) -> Iterator[dict[str, Any]]:
             yield overrides
 
 
-def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Endless random draws, the same ones for the same search.seed; a condition changes no value that is drawn."""
-    rng, rules = np.random.default_rng(sweep.search.seed), sweep.rules()
-    while True:
-        yield rules.active({key: domain.sample(rng) for key, domain in sweep.space.items()})
-
-
-def sobol(sweep: Sweep) -> Iterator[dict[str, Any]]:
-    """Endless quasi-random draws: a scrambled Sobol sequence (Owen, 1998), the same one for the same search.seed."""
-    engine = torch.quasirandom.SobolEngine(len(sweep.space), scramble=True, seed=sweep.search.seed)  # type: ignore[no-untyped-call]
-    rules = sweep.rules()
-    while True:
-        shares = engine.draw(1, dtype=torch.float64)[0].tolist()
-        # A scrambled point can round to 1.
-        at = {key: domain.at(min(share, 1 - 2**-53)) for (key, domain), share in zip(sweep.space.items(), shares, strict=True)}
-        yield rules.active(at)
-
-
 def num_combinations(sweep: Sweep) -> float:
     """How many different trials the space has; inf where a domain is continuous.
 
@@ -210,7 +189,8 @@ def make_plan(sweep: Sweep) -> Plan:
     prepared = prepare_base(sweep)
     resolved = sweep.model_copy(update={"experiment": with_absolute_paths(sweep.experiment)})
     wanted = max(sweep.search.num_samples or DEFAULT_SAMPLES, len(sweep.search.start_with))
-    plan = Plan(resolved, prepared, [], wanted, [*prepared.notes, *note_random(sweep), *note_outside(sweep)])
+    plan = Plan(resolved, prepared, [], wanted, [*prepared.notes])
+    note_search(plan)
     if sweep.search.algorithm != "grid":
         _check_corners(plan)
     for number, point in enumerate(sweep.search.start_with):

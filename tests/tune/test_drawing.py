@@ -13,7 +13,8 @@ from raysweep.errors import ConfigError
 from raysweep.store import results
 from raysweep.store.journal import JournalWriter
 from raysweep.tune import drawing
-from raysweep.tune.plan import Plan, draws, make_plan, num_combinations, sobol
+from raysweep.tune.drawing import draws, sobol
+from raysweep.tune.plan import Plan, make_plan, num_combinations
 from raysweep.tune.recorder import SweepRecorder
 
 SPACE: dict[str, Any] = {

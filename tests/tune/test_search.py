@@ -16,7 +16,8 @@ from raysweep.config import Budget, Sweep
 from raysweep.errors import ConfigError
 from raysweep.store.journal import JournalWriter
 from raysweep.tune.callback import SweepEnd
-from raysweep.tune.plan import make_plan, sobol
+from raysweep.tune.drawing import sobol
+from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import LEARNING, searcher
 

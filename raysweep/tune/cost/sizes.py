@@ -15,7 +15,8 @@ from raysweep.errors import RaysweepError
 from raysweep.experiment import Experiment
 from raysweep.plugins import build_model
 from raysweep.train.prepare import shapes
-from raysweep.tune.plan import Plan, PlannedTrial, draws
+from raysweep.tune.drawing import draws
+from raysweep.tune.plan import Plan, PlannedTrial
 
 _FREE: dict[str, set[str]] = {
     "model": {"init", "preset"},
