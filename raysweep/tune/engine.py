@@ -181,7 +181,8 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
         return
     if plan.sweep.search.seeds > 1:  # the best configuration is the one with the best mean
         row = load(directory.path).best
-        best = best if row is None else recorder.states[int(row["trial"])]
+        # It may be one that the plan no longer has: its images are those of the time when it had it.
+        best = best if row is None else recorder.states.get(int(row["trial"]), best)
     experiment = plan.experiment(best.trial.overrides)
     prepared = Prepared(experiment, plan.dataset(experiment), plan.prepared.facts, best.trial.key, best.trial.model)
     try:

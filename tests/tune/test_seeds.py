@@ -17,7 +17,9 @@ from raysweep.config import Sweep
 from raysweep.errors import ConfigError
 from raysweep.store.directory import SweepDirectory
 from raysweep.store.journal import JournalWriter, read_events
+from raysweep.store.results import load
 from raysweep.sweep_settings import SEED
+from raysweep.tune import engine
 from raysweep.tune.plan import make_plan
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.resume import Work, found
@@ -383,3 +385,20 @@ def test_a_finished_sweep_is_given_a_contest(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("seeds", "further"), [(3, "2"), (5, "2 to 4")])
 def test_how_many_further_seeds_a_contest_may_give_is_said(seeds: int, further: str) -> None:
     assert make_plan(sweep(seeds=seeds, contenders=2)).notes[-1] == f"the best 2 configurations get {further} further seeds"
+
+
+def test_the_best_may_be_a_trial_that_the_plan_no_longer_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played(sweep(seeds=2), tmp_path, noisy)
+    narrower = sweep(lrs=LRS[:2], seeds=2)
+    plan, past, _ = found(narrower, tmp_path, False, False, lambda _text: None)
+    assert past is not None
+    best = load(past.directory.path).best
+    assert best is not None
+    assert best["lr"] == LRS[-1], "which is not in the narrower sweep"
+    written: list[Path] = []
+    monkeypatch.setattr(engine, "write_examples", lambda directory, _prepared: written.append(directory))
+    with closing(JournalWriter(past.directory.journal)) as journal:
+        recorder = SweepRecorder(plan, journal, past=past)
+        engine._write_best_examples(plan, recorder, past.directory, lambda _text: None)
+    (directory,) = written
+    assert directory.name in {trial.key for trial in plan.trials if trial.overrides["optim.lr"] == LRS[1]}
