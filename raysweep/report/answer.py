@@ -88,7 +88,7 @@ def _no_best(results: Results) -> str:
     if (statuses == "diverged").all():
         first = results.trials.iloc[0]
         return f"No best: {plural} diverged (trial {first['trial']}: {first['reason']}). Try lower learning rates."
-    if results.rows.empty and (statuses == "unfinished").any():
+    if results.rows.empty and statuses.isin(("unfinished", "interrupted", "budget")).any():
         return "No best yet: no trial has reported an epoch." + (f" {errors}" if errors else "")
     return f"No best: no trial has a finite {results.metric} ({counts(results)})." + (f" {errors}" if errors else "")
 

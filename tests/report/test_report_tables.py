@@ -105,6 +105,8 @@ def test_without_a_best_the_reason_and_the_distinct_errors_stand_there(make: Mak
     assert "all 2 trials diverged" in answer.answer(load(make([diverged(at, NAN)] * 2, name="diverged")))
     assert "no trial has a finite val_loss (1 planned: 1 completed)" in answer.answer(load(make([trial(at, NAN)], name="nan")))
     assert "no trial has reported" in answer.answer(load(make([trial(at, status=None)], name="new", finish=None)))
+    spent = [trial(at, status="budget", text="budget.wall_time_s was spent before it started")]
+    assert "no trial has reported" in answer.answer(load(make(spent, name="spent", finish="budget")))
     assert "holds no trial" in answer.answer(load(make([], name="empty", finish=None)))
 
 
