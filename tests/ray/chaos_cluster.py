@@ -123,16 +123,17 @@ class ChaosCluster:
         children = [child for node in nodes for raylet in _raylets(node) for child in raylet.children()]
         return [child for child in children if "TrainWorker" in _title(child)]
 
-    def kill_worker(self, pick: float, wait_s: float = 30.0) -> bool:
+    def kill_worker(self, pick: float, wait_s: float = 120.0) -> bool:
         """SIGKILL one of the training processes; between two attempts, as soon as there is one."""
         until = time.monotonic() + wait_s
-        while not (found := self.workers()):
-            if time.monotonic() > until:
-                return False
+        while time.monotonic() < until:
+            found = self.workers()
+            if found and _kill(found[int(pick * len(found))]):  # it may have ended since it was found
+                return True
             time.sleep(0.1)
-        return _kill(found[int(pick * len(found))])
+        return False
 
-    def cpus_return(self, wait_s: float = 30.0) -> bool:
+    def cpus_return(self, wait_s: float = 120.0) -> bool:
         """Whether all CPUs become free."""
         until = time.monotonic() + wait_s
         while time.monotonic() < until:

@@ -48,7 +48,7 @@ def journal(directory: Path) -> list[dict[str, Any]]:
     return list(read_events(path)) if path.exists() else []
 
 
-def wait_for(what: Callable[[], Any], process: subprocess.Popen[bytes], log: Path, limit_s: float = 120) -> Any:
+def wait_for(what: Callable[[], Any], process: subprocess.Popen[bytes], log: Path, limit_s: float = 250) -> Any:
     until = time.monotonic() + limit_s
     while not (found := what()):
         assert process.poll() is None, log.read_text()
@@ -57,34 +57,44 @@ def wait_for(what: Callable[[], Any], process: subprocess.Popen[bytes], log: Pat
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_run_grows_when_a_machine_joins_and_survives_one_that_is_drained(tmp_path: Path) -> None:
     whole = chaos_module.uninterrupted(tmp_path, "bitwise")
     (tmp_path / "hurry").unlink()
     run, log = tmp_path / "results" / "grows", tmp_path / "grows.log"
+
+    def saved() -> int:
+        """The step of the newest whole checkpoint."""
+        return max((int(path.stem.removeprefix("ckpt-")) for path in run.glob("trials/*/ckpt-*.json")), default=0)
+
+    def told_in(attempt: int) -> list[dict[str, Any]]:
+        return [e for e in journal(run) if e["event"] == "row" and e["attempt"] == attempt]
+
     with ChaosCluster() as cluster:
         cluster.reset(nodes=1)
-        options = ["--workers", "1:2", "--set", "train.checkpoint_every_s=100"]  # whatever saves, it is not the time
+        # Whatever saves, it is neither the time nor an epoch's end.
+        options = ["--workers", "1:2", "--set", "train.checkpoint_every_s=null", "--set", "train.checkpoint_every_epochs=1000"]
         process = chaos_module.start(tmp_path, "grows", "bitwise", *options, address=cluster.address)
         try:
-            wait_for(lambda: list(run.glob("trials/*/ledger/*-0.jsonl")), process, log)
+            wait_for(lambda: told_in(1), process, log)
             cluster.add()
             grown = wait_for(lambda: [e for e in journal(run) if e["event"] == "resize"], process, log)[0]
             assert (grown["from"], grown["to"], grown["redone_steps"]) == (1, 2, 0)
             assert grown["why"] == "room for 2 workers"
-            assert 0 < grown["pause_s"] < 100
-            before = set(run.glob("trials/*/ckpt-*.json"))
+            assert grown["pause_s"] > 0
+            assert saved() == grown["step"], "it has not saved since it grew"
             cluster.drain(0.99, notice_s=6)
             wait_for(lambda: "is about to go: saving" in log.read_text(), process, log)
-            wait_for(lambda: set(run.glob("trials/*/ckpt-*.json")) - before, process, log, limit_s=5)
+            first = wait_for(lambda: saved() > grown["step"] and saved(), process, log)
+            again = wait_for(lambda: saved() > first and saved(), process, log)
+            wait_for(lambda: told_in(2), process, log)
             assert not [e for e in journal(run) if e["event"] == "preemption"], "it goes on until the machine is gone"
-            time.sleep(6)
             cluster.take_away(now=float("inf"))
             taken = wait_for(lambda: [e for e in journal(run) if e["event"] == "preemption"], process, log)[0]
             assert (taken["from"], taken["to"], taken["kind"]) == (2, 1, "preemption")
-            assert taken["redone_steps"] <= 60, "it saved every few seconds since it was told"
+            assert taken["step"] - taken["redone_steps"] >= again, "it saved every few seconds since it was told"
             (tmp_path / "hurry").touch()
-            assert process.wait(120) == 0, log.read_text()
+            assert process.wait(300) == 0, log.read_text()
         finally:
             chaos_module.end(process)
         assert cluster.cpus_return()
@@ -98,9 +108,9 @@ def test_a_run_grows_when_a_machine_joins_and_survives_one_that_is_drained(tmp_p
     assert {row["attempt"] for row in rows} == {1, 2, 3}
 
 
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(1500)
 def test_two_runs_survive_three_faults_each() -> None:
-    done = chaos(2, 650, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    done = chaos(2, 1400, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     ddp, bitwise, summary = done.stdout.splitlines()[-3:]
     assert "ddp" in ddp
@@ -115,4 +125,4 @@ def test_two_runs_survive_three_faults_each() -> None:
 def test_many_runs_survive() -> None:
     """`make chaos RUNS=30`: about two minutes a run, told line by line."""
     runs = int(os.environ.get("RUNS", "30"))
-    assert chaos(runs, 330.0 * runs + 120).returncode == 0
+    assert chaos(runs, 650.0 * runs + 120).returncode == 0
