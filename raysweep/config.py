@@ -5,6 +5,7 @@ The settings are written down in settings.py and sweep_settings.py, and offered 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from raysweep.experiment import OPERATIONAL, Experiment, validated
 from raysweep.population import population_mistakes
 from raysweep.settings import DataConfig, ModelConfig, OptimConfig, ScaleConfig, Section, TrainConfig
 from raysweep.space import KINDS, Domain, DomainField
-from raysweep.sweep_settings import INDEPENDENT_RULES, SEED, Budget, Objective, SchedulerConfig, SearchConfig
+from raysweep.sweep_settings import INDEPENDENT_RULES, MAX_TRIALS, SEED, Budget, Objective, SchedulerConfig, SearchConfig
 from raysweep.yamlfile import merge, parse_set, read_mapping, unknown_key, valid_names
 
 __all__ = [
@@ -88,7 +89,7 @@ class Sweep(Section):
             mistakes += population_mistakes(self.experiment, self.space, self.search, self.scheduler)
         elif self.scheduler.name in INDEPENDENT_RULES and grace >= epochs:
             mistakes.append(f"scheduler.grace_period {grace} of {epochs} epochs: no trial could ever be stopped; lower it")
-        mistakes += self._mistakes_in_seeds()
+        mistakes += self._mistakes_in_size() + self._mistakes_in_seeds()
         if self.scheduler.audit and self.scheduler.name not in INDEPENDENT_RULES:
             mistakes.append(
                 f"scheduler.audit {self.scheduler.audit:g} lets trials run on that scheduler.name {self.scheduler.name} stops: "
@@ -97,6 +98,17 @@ class Sweep(Section):
         if mistakes:
             raise ValueError("\n  ".join(mistakes))
         return self
+
+    def _mistakes_in_size(self) -> list[str]:
+        search, what = self.search, "search.num_samples"
+        wanted = search.num_samples or 0
+        if search.algorithm == "grid":
+            what, wanted = "the grid's combinations", math.prod(len(domain.values() or ()) for domain in self.space.values())
+        seeds = 1 if search.contenders else search.seeds
+        if wanted * seeds <= MAX_TRIALS:
+            return []
+        told = f"{wanted:,}" if seeds == 1 else f"{wanted:,} with {seeds} seeds each"
+        return [f"{what}: {told}; a sweep has at most {MAX_TRIALS:,} trials, so take fewer, or draw some of the space (random)"]
 
     def _mistakes_in_seeds(self) -> list[str]:
         mistakes, seeds, contenders, rule = [], self.search.seeds, self.search.contenders, self.scheduler.name

@@ -18,6 +18,8 @@ LISTED = ("grid", "random", "sobol")
 INDEPENDENT_RULES = ("asha", "hyperband", "median")
 """Schedulers that stop each trial by itself, at one of its epochs: it may run on, or others beside it, unseen by them."""
 
+MAX_TRIALS = 100_000
+"""Of a sweep: planning so many takes about half a minute; benchmarks/engine_scale.py ran a tenth of them."""
 
 SEED = "train.seed"
 """The setting in which the trials of one configuration differ when search.seeds is above 1; its first trial does not set it."""

@@ -203,6 +203,18 @@ def test_get_reads_dotted_keys() -> None:
         ({"space": {"scale.workers": {"grid": [1, 2]}}}, "the clock only"),
         ({"space": {"model.params.width": {"grid": [1, 2]}}}, "model.params needs model.factory"),
         ({"space": SPACE, "search": {"num_samples": 3}}, "num_samples goes with the other searches"),
+        (
+            {"space": SPACE, "search": {"algorithm": "random", "num_samples": 100_001}},
+            "search.num_samples: 100,001; a sweep has at most 100,000 trials",
+        ),
+        (
+            {"space": {"optim.lr": {"grid": [n / 1000 for n in range(1, 1000)]}, "train.seed": {"randint": [0, 101]}}},
+            "the grid's combinations: 100,899; a sweep has at most 100,000 trials",
+        ),
+        (
+            {"space": SPACE, "search": {"algorithm": "random", "num_samples": 50_001, "seeds": 2}},
+            "search.num_samples: 50,001 with 2 seeds each; a sweep has at most 100,000 trials",
+        ),
         ({"space": SPACE, "name": "../up"}, "name"),
         ({"space": SPACE, "name": "x" * 65}, "name"),
         ({"space": SPACE, "objective": {"metric": "psnr", "mode": "min"}}, "look for the worst"),

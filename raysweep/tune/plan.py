@@ -232,7 +232,8 @@ def _plan_grid(plan: Plan) -> None:
         raise ConfigError("no trial of the space can be trained:\n  " + "\n  ".join(dict.fromkeys(refused)))
     note_infeasible(plan)
     if repeats:
-        plan.notes.append(f"{len(repeats)} combinations mean the same training as another one and run once, such as {repeats[0]}")
+        what = "1 combination means" if len(repeats) == 1 else f"{len(repeats)} combinations mean"
+        plan.notes.append(f"{what} the same training as another one and takes no run of its own, such as {repeats[0]}")
 
 
 def prepare_base(sweep: Sweep) -> Prepared:

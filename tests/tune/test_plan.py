@@ -31,7 +31,8 @@ def test_a_grid_is_every_combination_in_the_order_of_the_file() -> None:
 def test_values_that_mean_the_same_are_one_trial() -> None:
     plan = make_plan(sweep({"optim.lr": {"choice": [1e-3, "1e-3", 2e-3]}}))
     assert [t.overrides["optim.lr"] for t in plan.trials] == [1e-3, 2e-3]
-    assert plan.notes == ["1 combinations mean the same training as another one and run once, such as {'optim.lr': '1e-3'}"]
+    said = "1 combination means the same training as another one and takes no run of its own, such as {'optim.lr': '1e-3'}"
+    assert plan.notes == [said]
 
 
 def test_random_draws_are_distinct_and_follow_the_seed() -> None:
