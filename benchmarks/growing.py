@@ -85,6 +85,8 @@ class _Unheard:
 
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None: ...
 
+    def disk_failed(self, text: str) -> None: ...
+
 
 class Simulation:
     """One sweep in simulated time; `told` has (time, loss) of each epoch's end."""

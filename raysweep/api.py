@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from raysweep.config import Sweep
-from raysweep.errors import StoreError
+from raysweep.errors import DiskError, StoreError
 from raysweep.experiment import Experiment
 from raysweep.store import results as store_results
 
@@ -144,7 +145,10 @@ def sweep(
     from raysweep.tune.engine import run_sweep
 
     finished = run_sweep(_sweep(sweep), storage=storage, fresh=fresh, retry_failed=retry_failed, verbose=verbose)
-    build_report(finished.directory.path)
+    try:
+        build_report(finished.directory.path)
+    except DiskError as error:
+        warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     finished.place.send_report(finished.directory)
     return open(finished.directory.path)
 

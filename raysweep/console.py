@@ -11,7 +11,7 @@ from typing import ParamSpec
 import typer
 from rich.console import Console
 
-from raysweep.errors import RaysweepError, TrialError
+from raysweep.errors import DiskError, RaysweepError, TrialError
 
 P = ParamSpec("P")
 
@@ -29,7 +29,7 @@ def fail(text: str) -> None:
 def commandline(function: Callable[P, int]) -> Callable[P, None]:
     """Make a command of a function that returns its exit code.
 
-    A mistake of the user's exits with 2, training that failed with 1 (and its traceback), Ctrl-C with 130.
+    A mistake of the user's exits with 2, training that failed with 1 (and its traceback), so does a full disk, Ctrl-C with 130.
     """
 
     @functools.wraps(function)
@@ -39,6 +39,9 @@ def commandline(function: Callable[P, int]) -> Callable[P, None]:
         except TrialError as error:
             if error.traceback_text:
                 print(error.traceback_text.rstrip(), file=sys.stderr)
+            fail(str(error))
+            code = 1
+        except DiskError as error:
             fail(str(error))
             code = 1
         except RaysweepError as error:

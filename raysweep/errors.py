@@ -40,3 +40,7 @@ class ClusterError(RaysweepError):
 
 class StoreError(RaysweepError):
     """The sweep's directory cannot be read or written."""
+
+
+class DiskError(StoreError):
+    """The disk is full, over its quota, read-only or broken: no trial's fault. It ends a sweep, which goes on afterwards."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import errno
 import io
 from pathlib import Path
 
-from raysweep.errors import StoreError
+from raysweep.console import shown_path
+from raysweep.errors import DiskError, StoreError
 from raysweep.report.content import gather
 from raysweep.report.page import html_page, markdown_page
 from raysweep.store.directory import write_atomically
+from raysweep.store.disk import disk_error
 from raysweep.store.results import Results, load
 
 REPORT = "report.html"
@@ -60,12 +61,8 @@ def _parquet(results: Results) -> bytes:
 
 
 def _store_error(path: Path, error: OSError) -> StoreError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreError(
-            f"cannot write {path}: the disk is full; the journal is kept. Free some room, then: python -m raysweep.report DIR"
-        )
+    again = f"python -m raysweep.report {shown_path(path.parent)} writes the report"
+    if (failure := disk_error(error, path)) is not None:
+        return DiskError(f"{failure}. Nothing of the sweep is lost, its journal is whole: {again}")
     why = error.strerror or str(error)
-    return StoreError(
-        f"cannot write {path}: {why}; the report is written into the sweep's directory. "
-        "Make it writable, or copy the directory and build the report there"
-    )
+    return StoreError(f"cannot write {path}: {why}. Make it writable, or copy the directory and build the report there; {again}")

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raysweep.errors import StoreError
+from raysweep.errors import DiskError, StoreError
+from raysweep.store.disk import disk_error
 
 JOURNAL = "journal.jsonl"
 MANIFEST = "manifest.json"
@@ -29,6 +30,7 @@ SCRATCH = ".ray"
 """What Ray writes for the time of a sweep or a run, and drivers for their trials."""
 
 _HALF_WRITTEN = re.compile(r"\..+\.\w+\.[a-z0-9_]{8}")
+_LEAST_BYTES = 1 << 18  # that a sweep may start with: more than its first lines
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -75,7 +77,7 @@ def copied(trial: Path, generation: int) -> Path:
 
 
 def check_storage(storage: Path, setting: str = "storage") -> None:
-    """Refuse a storage directory that cannot be written, without writing anything.
+    """Refuse a storage directory that cannot be written, or is full, without leaving anything.
 
     Args:
         storage: the directory.
@@ -95,8 +97,15 @@ def check_storage(storage: Path, setting: str = "storage") -> None:
         ) from None
     if not is_directory:
         raise StoreError(f"{setting} {storage} cannot be made: {place} is a file; set {change} to a directory")
-    if not os.access(place, os.W_OK | os.X_OK):
+    if not os.access(place, os.W_OK | os.X_OK) and not os.statvfs(place).f_flag & os.ST_RDONLY:
         raise StoreError(f"{setting} {storage} cannot be written: no permission in {place}; set {change} elsewhere")
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:  # which has no name where the system can do without
+            file.write(bytes(_LEAST_BYTES))
+            file.flush()
+    except OSError as error:
+        why = disk_error(error, place) or f"{place}: {error.strerror or error}"
+        raise StoreError(f"{setting} {storage}: {why}; or set {change} elsewhere") from None
 
 
 @dataclass(frozen=True)
@@ -146,10 +155,14 @@ class SweepDirectory:
             otherwise: what else the user can do, for the message.
 
         Raises:
-            StoreError: another process works in it.
+            StoreError: another process works in it, or it cannot be written.
         """
         path = self.path / ".lock"
-        with path.open("a+") as file:
+        try:
+            opened = path.open("a+")
+        except OSError as error:
+            raise disk_error(error, path) or StoreError(f"cannot write {path}: {error.strerror or error}") from None
+        with opened as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -157,8 +170,8 @@ class SweepDirectory:
                 who = file.read().strip() or "another process"
                 raise StoreError(f"{self.path} is in use by {who}; wait until it has ended, or {otherwise}") from None
             file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}")
-            file.flush()
+            with contextlib.suppress(OSError):  # on a full disk the lock holds without saying whose it is
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             remove_leftovers(self.path)
             try:
                 yield
@@ -171,7 +184,7 @@ class SweepDirectory:
         Raises:
             StoreError: as locked().
         """
-        with contextlib.suppress(OSError), self.locked(otherwise):  # what cannot be written is told where it is needed
+        with contextlib.suppress(DiskError), self.locked(otherwise):  # what cannot be written is told where it is needed
             pass
 
     def check_unchanged(self, size: int) -> None:
@@ -195,7 +208,8 @@ class SweepDirectory:
         try:
             write_atomically(self.path / MANIFEST, json.dumps(content, indent=2).encode() + b"\n")
         except OSError as error:
-            raise StoreError(f"cannot write {self.path / MANIFEST}: {error.strerror or error}") from None
+            path = self.path / MANIFEST
+            raise disk_error(error, path) or StoreError(f"cannot write {path}: {error.strerror or error}") from None
 
     def read_manifest(self) -> dict[str, Any]:
         """What write_manifest wrote; empty where there is none."""

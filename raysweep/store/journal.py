@@ -7,7 +7,6 @@ Events are mappings with an "event" name; a trial's row is `{"row": [trial, valu
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import math
@@ -18,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from raysweep.errors import StoreError
+from raysweep.store.disk import disk_error
 
 _MOST_NAMED = 12  # directories in a message
 
@@ -68,7 +68,7 @@ class JournalWriter:
             wraps it in an error of its own.
 
     Raises:
-        StoreError: the file cannot be written (full disk, permission); what was written before stays readable.
+        StoreError: the file cannot be written (DiskError: a full disk; permission); what was written before stays readable.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -94,13 +94,12 @@ class JournalWriter:
                 self._columns = event["columns"]
 
     def _error(self, error: OSError) -> StoreError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        why = "the disk is full" if full else (error.strerror or str(error))
-        return StoreError(
-            f"cannot write {self.path}: {why}; what was written before is kept. Free some room or set `storage` elsewhere"
-        )
+        why = error.strerror or str(error)
+        return disk_error(error, self.path) or StoreError(f"cannot write {self.path}: {why}; set `storage` elsewhere")
 
     def _append(self, content: Mapping[str, Any], durable: bool) -> None:
+        if self.broken is not None and self._file.closed:
+            raise self.broken  # a half line stands at the end, and nothing may be written behind it
         line = json.dumps(content, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         start = self._file.seek(0, os.SEEK_END)
         try:
@@ -117,8 +116,9 @@ class JournalWriter:
         # The buffer still holds the line, and closing tries to write it again: so close first, then cut.
         with contextlib.suppress(OSError):
             self._file.close()
-        os.truncate(self.path, start)
-        self._file = self.path.open("ab")
+        with contextlib.suppress(OSError):  # of a disk that has become read-only the next writer cuts it
+            os.truncate(self.path, start)
+            self._file = self.path.open("ab")
 
     def event(self, name: str, *, durable: bool = True, **fields: Any) -> None:
         """Append one event with the time; durable: not before it is on the disk does this return."""

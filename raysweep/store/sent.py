@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from raysweep.store.directory import JOURNAL
@@ -64,7 +65,7 @@ class Sent:
     def add(self, name: str, stamped: str) -> None:
         """A file is there as stamp() had it."""
         self._stamps[name] = stamped
-        with self._path.open("a", encoding="utf-8") as file:
+        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:  # on a full disk it is sent again after a restart
             file.write(f"{stamped} {name}\n")
 
     def drop(self, name: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from raysweep.errors import TrialError
+from raysweep.errors import DiskError, TrialError
 from raysweep.experiment import Experiment
 from raysweep.train.failures import Failure, Limits, decide
 from raysweep.train.progress import Outcome
@@ -105,6 +105,7 @@ def supervise(
 
     Raises:
         TrialError: the run failed for good: why, and the traceback of the worker that failed first.
+        DiskError: the disk did; the run can go on as it stands.
     """
     rows, history, breaks = _Rows(on_row), list[Failure](), list[_Open]()
     micro_batch, workers_before, attempt = experiment.train.micro_batch, 0, 0
@@ -128,6 +129,8 @@ def supervise(
         current = experiment if micro_batch is None else experiment.with_overrides({"train.micro_batch": micro_batch})
         try:
             ended = run_attempt(Start(attempt, current, rows, stepped, workers_before))
+            if ended.failure is not None and ended.failure.kind == "disk":
+                raise DiskError(ended.failure.message.removeprefix("DiskError: "))
         except BaseException:
             for b in breaks:
                 on_event(b.event)

@@ -6,7 +6,6 @@ complete: its size and checksum. `best.pt` holds the best epoch's weights. When 
 
 from __future__ import annotations
 
-import errno
 import io
 import json
 import os
@@ -27,6 +26,7 @@ from torch import nn
 from raysweep.errors import CheckpointError
 from raysweep.experiment import Experiment
 from raysweep.plugins import build_model
+from raysweep.store.disk import disk_error
 
 T = TypeVar("T")
 
@@ -83,7 +83,8 @@ def save(path: Path, content: dict[str, Any]) -> Seal:
     """Write a checkpoint to a temporary name, force it to the disk, and rename it.
 
     Raises:
-        CheckpointError: the disk is full or the directory cannot be written; older checkpoints stay as they are.
+        CheckpointError: the directory cannot be written; older checkpoints stay as they are.
+        DiskError: the disk is full; likewise.
     """
 
     def fill(file: IO[bytes]) -> Seal:
@@ -99,7 +100,7 @@ def save_numbered(directory: Path, step: int, content: dict[str, Any]) -> Path:
     """Save `ckpt-STEP.pt`, then its marker, and delete the older ones but the newest complete.
 
     Raises:
-        CheckpointError: as save().
+        CheckpointError, DiskError: as save().
     """
     path = _path(directory, step)
     seal = save(path, content)
@@ -122,14 +123,11 @@ def _write(path: Path, fill: Callable[[IO[bytes]], T]) -> T:
         Path(temporary).replace(path)
         _sync_directory(path.parent)
     except (OSError, RuntimeError) as error:
-        cause = error if isinstance(error, OSError) else error.__context__
-        number = cause.errno if isinstance(cause, OSError) else None
-        # torch reports a short write as a RuntimeError of its zip writer.
-        full = number in (errno.ENOSPC, errno.EDQUOT) or "PytorchStreamWriter" in str(error)
-        why = "the disk is full" if full else str(error)
-        raise CheckpointError(
-            f"cannot write {path}: {why}; the checkpoints before it are intact. Free some room, or set `storage` elsewhere"
-        ) from error
+        if temporary is not None:
+            _delete(Path(temporary))  # before the error says how much is free
+        # torch makes of what writing raises a RuntimeError of its zip writer.
+        told = f"cannot write {path}: {error}; the checkpoints before it are intact. Set `storage` elsewhere"
+        raise (disk_error(error, path) or CheckpointError(told)) from error
     finally:
         if temporary is not None:
             _delete(Path(temporary))

@@ -17,6 +17,7 @@ import torch
 from raysweep.errors import CheckpointError
 from raysweep.experiment import Experiment
 from raysweep.store.directory import COPIED, copied
+from raysweep.store.disk import disk_error
 from raysweep.train import checkpoint, optim
 
 
@@ -44,7 +45,7 @@ def offer(donor: Path, receiver: Path, generation: int) -> None:
     A hard link where the file system has them, so it costs nothing, and it stays when the donor's own name goes.
 
     Raises:
-        CheckpointError: the donor has no checkpoint, or the receiver's directory cannot be written.
+        CheckpointError: the donor has no checkpoint, or the receiver's directory cannot be written (DiskError: a full disk).
     """
     path = checkpoint.newest_path(donor)
     if path is None:
@@ -59,7 +60,8 @@ def offer(donor: Path, receiver: Path, generation: int) -> None:
             _link(file, made / file.name)
         made.rename(final)
     except OSError as error:
-        raise CheckpointError(f"cannot copy {path} to {final}: {error.strerror or error}") from error
+        told = f"cannot copy {path} to {final}: {error.strerror or error}"
+        raise (disk_error(error, final) or CheckpointError(told)) from error
 
 
 def _link(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from raysweep.cluster import capacity
 from raysweep.cluster.resources import Allocation
-from raysweep.errors import ClusterError
+from raysweep.errors import ClusterError, StoreError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify, is_lack_of_room
@@ -62,14 +62,19 @@ def fit(
 
     Raises:
         TrialError: a worker failed, with its traceback, or workers were lost too often.
+        DiskError: the disk failed.
         ClusterError: there was no room for the workers within scale.start_timeout_s.
     """
     rows = LeftRows(directory, on_row)
     run = _Run(directory, allocation, say, share, started_in or str(Path.cwd()))
+    keeps_mail = False
     try:
         return supervise(run.attempt, experiment, rows, on_event, say)
+    except StoreError:
+        keeps_mail = True  # on_row could not take a row: the next driver tells those that are in it
+        raise
     finally:
-        run.close()
+        run.close(keeps_mail)
 
 
 class _Run:
@@ -89,12 +94,13 @@ class _Run:
         if self._asks:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
 
-    def close(self) -> None:
+    def close(self, keeps_mail: bool) -> None:
         self.drop_standby()
         if self._asks:
             capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
         if self._newest is not None:
-            self._newest.mailbox.close()
+            if not keeps_mail:
+                self._newest.mailbox.close()
             self._newest.workers.clean_up()
 
     def prepare(self, experiment: Experiment, attempt: int, number: int) -> _Group:
@@ -200,11 +206,17 @@ class _Follow:
                 if raised is not None:
                     raise  # asked a second time: leave at once
                 raised = error
-                self._mailbox.request_end("interrupted")
+                self._ask_to_end()
             if is_last:
                 break
         if raised is not None:
             raise raised
+
+    def _ask_to_end(self) -> None:
+        try:
+            self._mailbox.request_end("interrupted")
+        except OSError:  # a full disk takes no mail, but a mailbox that is gone says the same, without a checkpoint
+            self._mailbox.set_aside()
 
     def _look(self) -> None:
         if not self._at_gate and self._mailbox.is_ready():

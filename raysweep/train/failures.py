@@ -5,20 +5,17 @@ Who starts the next attempt is the driver; a loss that is not finite is an outco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["out_of_memory", "lost_worker", "preemption", "error", "storage"]
+Kind = Literal["out_of_memory", "lost_worker", "preemption", "error", "storage", "disk"]
 
-_STORAGE_TYPES = {"CheckpointError", "StoreError", "OutOfDiskError", "PermissionError"}
-_STORAGE_TEXTS = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "[Errno 13] Permission denied",
-    "Read-only file system",
-    "the disk is full",
-)
+_DISK_TYPES = {"DiskError", "OutOfDiskError"}
+# Of errors that come as a text alone, such as Ray's and torch's; others are known by their numbers (store/disk.py).
+_DISK_TEXTS = ("No space left on device", "Disk quota exceeded", "Read-only file system")
+_STORAGE_TYPES = {"CheckpointError", "StoreError", "PermissionError"}
+_STORAGE_TEXTS = ("[Errno 13] Permission denied",)
 _MEMORY_TYPES = {"OutOfMemoryError", "MemoryError", "_ArrayMemoryError"}
 # Ray says of any process or node that died that memory may have been the cause: "OOM" or "out of memory" alone tell nothing.
 _MEMORY_TEXTS = (
@@ -103,6 +100,8 @@ def classify(exception_type_name: str, message: str, *, draining: bool) -> Kind:
         message: all of its text; of a WorkerGroupError with the texts of its workers.
         draining: whether the lost worker's node had been told to go, or Ray calls its actor preempted.
     """
+    if exception_type_name in _DISK_TYPES or _has(message, _DISK_TEXTS):
+        return "disk"
     if exception_type_name in _STORAGE_TYPES or _has(message, _STORAGE_TEXTS):
         return "storage"
     if exception_type_name in _MEMORY_TYPES or _has(message, _MEMORY_TEXTS):
@@ -146,12 +145,14 @@ def decide(history: Sequence[Failure], limits: Limits) -> Decision:
     - preemption: retried up to max_preemptions times in the whole run.
     - storage: fails.
 
+    A failure of kind disk is the machine's, not the run's: it never comes here.
+
     Args:
         history: the run's failures in order, the newest one last; at least one.
         limits: of the run.
     """
     last = history[-1]
-    rules = {
+    rules: dict[Kind, Callable[[Sequence[Failure], Limits], Decision]] = {
         "out_of_memory": _out_of_memory,
         "error": _error,
         "lost_worker": _lost_worker,

@@ -11,8 +11,9 @@ from pathlib import Path
 import torch
 
 from raysweep.data.dataset import Dataset
-from raysweep.errors import CheckpointError, RaysweepError
+from raysweep.errors import CheckpointError, DiskError, RaysweepError
 from raysweep.experiment import Experiment
+from raysweep.store.disk import disk_error
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify
 from raysweep.train.left import LeftRows
@@ -59,6 +60,7 @@ def fit_here(
 
     Raises:
         TrialError: training failed, with its traceback.
+        DiskError: the disk did.
         RaysweepError: a mistake in the settings or the data.
     """
     refused: list[BaseException] = []  # what on_row raised: it ends the run and is no failure of the training
@@ -77,11 +79,12 @@ def fit_here(
             outcome = train(start.experiment, dataset, runtime)
             return Ended(1, runtime.step, runtime.step_at, outcome=outcome)
         except Exception as error:
-            is_mistake = isinstance(error, RaysweepError) and not isinstance(error, CheckpointError)
+            is_mistake = isinstance(error, RaysweepError) and not isinstance(error, CheckpointError | DiskError)
             if refused or is_mistake:
                 raise
-            kind = classify(type(error).__name__, str(error), draining=False)
-            text, micro_batch = f"{type(error).__name__}: {error}", start.experiment.train.micro_batch
+            met = disk_error(error, directory) or error
+            kind = classify(type(met).__name__, str(met), draining=False)
+            text, micro_batch = f"{type(met).__name__}: {met}", start.experiment.train.micro_batch
             failure = Failure(kind, text, traceback.format_exc(), runtime.step, runtime.first_step, micro_batch)
         # The error is gone here, and with it the tensors that its traceback held.
         gc.collect()

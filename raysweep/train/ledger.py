@@ -18,6 +18,7 @@ from typing import Any
 from raysweep.data.dataset import Dataset
 from raysweep.data.order import num_steps
 from raysweep.errors import StoreError
+from raysweep.store.disk import disk_error
 from raysweep.train.progress import Progress
 from raysweep.train.runtime import Runtime
 from raysweep.train.step import Part
@@ -52,7 +53,7 @@ class Ledger:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o644)
         except OSError as error:
-            raise StoreError(f"cannot write the ledger {self._path}: {error}; set train.ledger to false") from error
+            raise self._error(error) from error
         start: dict[str, Any] = {"start": progress.global_step, "world_size": runtime.world_size}
         if runtime.rank == 0:
             start |= {"batch_size": batch_size, "train": dataset.train.tolist()}
@@ -74,7 +75,11 @@ class Ledger:
             while raw:
                 raw = raw[os.write(self._file, raw) :]
         except OSError as error:
-            raise StoreError(f"cannot write the ledger {self._path}: {error}; set train.ledger to false") from error
+            raise self._error(error) from error
+
+    def _error(self, error: OSError) -> StoreError:
+        told = f"cannot write the ledger {self._path}: {error}; set train.ledger to false"
+        return disk_error(error, self._path) or StoreError(told)
 
     def __enter__(self) -> Ledger:
         return self

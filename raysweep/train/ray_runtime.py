@@ -25,6 +25,7 @@ from raysweep.data.dataset import open_dataset
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
 from raysweep.store.directory import SCRATCH
+from raysweep.store.disk import disk_error
 from raysweep.train.failures import classify
 from raysweep.train.gate import Gate
 from raysweep.train.loop import train
@@ -74,14 +75,15 @@ def _worker(config: dict[str, Any]) -> None:
         if rank == 0:
             mailbox.put_outcome(outcome)
     except Exception as error:
-        is_lost = classify(type(error).__name__, str(error), draining=False) == "lost_worker"
+        met = disk_error(error, directory) or error
+        is_lost = classify(type(met).__name__, str(met), draining=False) == "lost_worker"
         if is_lost and not _peer_failed(mailbox):
             raise
         if not is_lost:
             try:
-                mailbox.put_failure(rank, error, traceback.format_exc())
+                mailbox.put_failure(rank, met, traceback.format_exc())
             except OSError:
-                raise error from None  # a full disk takes no mail either: Ray carries it
+                raise met from None  # a full disk takes no mail either: Ray carries it
         # The others may wait in a collective for this worker: closing the group lets them go.
         torch.distributed.destroy_process_group()
 

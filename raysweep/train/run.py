@@ -6,7 +6,7 @@ import io
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ from raysweep import __version__
 from raysweep.cluster.join import Cluster, available_here, connected, running_cluster
 from raysweep.cluster.resources import Allocation, Available, allocate
 from raysweep.cluster.shared import check_shared
-from raysweep.errors import ClusterError, RaysweepError, TrialError
+from raysweep.errors import ClusterError, DiskError, RaysweepError, StoreError, TrialError
 from raysweep.experiment import Experiment
-from raysweep.store.directory import SweepDirectory, remove_leftovers, write_atomically
+from raysweep.store.directory import SweepDirectory, check_storage, remove_leftovers, write_atomically
+from raysweep.store.disk import disk_error
 from raysweep.store.journal import JournalWriter
 from raysweep.store.remote import Place, open_place
 from raysweep.train import checkpoint
@@ -109,6 +110,7 @@ def run(
         say(f"note: {note}")
     if earlier is not None:
         earlier.directory.check_free("leave out --resume")
+        check_storage(earlier.directory.path)
         say(f"going on: {earlier.describe()}")
     else:
         _say_what_could_go_on(place.local, name, prepared, say)
@@ -218,14 +220,27 @@ def _recorded(
             outcome = _train(prepared, trial, allocation, record, happened, say, local)
         except KeyboardInterrupt:
             outcome = Outcome("interrupted", {"text": "Ctrl-C"})
-        except RaysweepError as error:
+        except Exception as error:
+            failure = disk_error(error, trial)
+            if failure is not None:
+                with suppress(StoreError):
+                    journal.event("end", trial=0, status="interrupted", reason={"text": str(failure)})
+                    journal.event("finish", status="interrupted")
+                raise DiskError(
+                    f"{failure}. The run has ended, what was written before is kept, and the same command with --resume goes on"
+                ) from None
+            if not isinstance(error, RaysweepError):
+                raise
             text = error.traceback_text if isinstance(error, TrialError) else ""
             journal.event("end", trial=0, status="failed", reason={"text": str(error), "traceback": text})
             journal.event("finish", status="failed")
             raise
         journal.event("end", trial=0, status=outcome.status, reason=outcome.reason)
         if (trial / "best.pt").exists():
-            write_examples(trial, prepared)
+            try:
+                write_examples(trial, prepared)
+            except OSError as error:
+                say(f"no example images: {error}")
         journal.event("finish", status="interrupted" if outcome.status == "interrupted" else "completed")
     finally:
         journal.close()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raysweep.data.dataset import Dataset
-from raysweep.errors import CheckpointError
+from raysweep.errors import CheckpointError, DiskError
 from raysweep.experiment import Experiment
 from raysweep.train import checkpoint
 from raysweep.train.progress import Progress
@@ -110,7 +110,7 @@ class Saver:
         """Whether rank 0 wants a checkpoint now, for the time that has passed.
 
         Raises:
-            CheckpointError: the one before could not be written.
+            CheckpointError, DiskError: the one before could not be written.
         """
         every = self._config.checkpoint_every_s
         if not self._is_writer or self._is_writing():
@@ -125,7 +125,7 @@ class Saver:
             wait: return when it is on the disk. Otherwise it is put off, and stays due, while another one is being written.
 
         Raises:
-            CheckpointError: this one (`wait`) or the one before could not be written.
+            CheckpointError, DiskError: this one (`wait`) or the one before could not be written.
         """
         if not self._is_writer:
             return
@@ -147,7 +147,7 @@ class Saver:
             is_end: whether the run ends with it; then the checkpoint is waited for.
 
         Raises:
-            CheckpointError: as save().
+            CheckpointError, DiskError: as save().
         """
         if not self._is_writer:
             return
@@ -181,7 +181,7 @@ class Saver:
         """Finish what is being written, and best.pt.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError, DiskError: it could not be written.
         """
         self._join()
         if self._best is not None:
@@ -194,7 +194,7 @@ class Saver:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
             self.close()
-        except CheckpointError as failure:
+        except (CheckpointError, DiskError) as failure:
             if error is None:
                 raise
             # The error that ends the run must not be hidden by this one.

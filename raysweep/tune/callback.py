@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ray.tune import Callback, Stopper
@@ -14,6 +15,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 
 from raysweep.cluster.capacity import free_leftovers
 from raysweep.config import Budget
+from raysweep.store.disk import disk_error
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import NotSaved
 
@@ -35,6 +37,9 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         free_leftovers([trial.config["key"]])
         error = trial.get_error()
+        if error and (failure := disk_error(error, Path(trial.config["key"]))) is not None:
+            self._recorder.disk_failed(str(failure))
+            return
         text = str(error).strip().splitlines() if error else ["Ray lost the trial's process"]
         self._recorder.ended(trial.trial_id, "failed", {"text": text[-1], "traceback": str(error or "")})
 
@@ -52,7 +57,7 @@ class TuneLines(NotSaved, TrialProgressCallback):  # type: ignore[misc]
 
 
 class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
-    """Ends a sweep before its trials do: on Ctrl-C, or when its budget is spent.
+    """Ends a sweep before its trials do: on Ctrl-C, for a fault, or when its budget is spent.
 
     Attributes:
         reason: `interrupted`, `budget`, or None while neither has happened.
@@ -61,7 +66,7 @@ class SweepEnd(NotSaved, Stopper):  # type: ignore[misc]
         budget: of the sweep.
         recorder: knows what was spent and reached, and is told why the sweep ends.
         clock: seconds.
-        fault: the error of the user's own searcher or scheduler; None where there is none.
+        fault: the error of the user's own searcher or scheduler, or of the disk; None where there is none.
     """
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from raysweep.cluster.resources import Allocation, allocate, concurrency, larges
 from raysweep.cluster.shared import check_shared
 from raysweep.config import Sweep
 from raysweep.console import shown_path
-from raysweep.errors import CheckpointError
-from raysweep.store.directory import SweepDirectory, remove_leftovers
+from raysweep.errors import CheckpointError, StoreError
+from raysweep.store.directory import SweepDirectory, check_storage, remove_leftovers
+from raysweep.store.disk import disk_error
 from raysweep.store.journal import JournalWriter
 from raysweep.store.prediction import read_prediction
 from raysweep.store.remote import Place, open_place
@@ -82,6 +84,7 @@ def run_sweep(
 
     Raises:
         RaysweepError: refused before anything was started or written.
+        DiskError: the disk failed; the sweep has ended and can be gone on with.
     """
     place = open_place(storage or sweep.storage, sweep.working_directory, say)
     place.check()
@@ -94,6 +97,7 @@ def run_sweep(
             statuses = [past.trials[t.key].status if t.key in past.trials else "infeasible" for t in plan.trials]
             place.settle(past.directory)
             return Finished(past.directory, "completed", statuses, place)
+        check_storage(past.directory.path)
     if running_cluster() is None:
         check_workers(plan, allocate(sweep.experiment.scale, available_here(), share_cpus=False))
     with connected(poll_s=sweep.experiment.scale.poll_s, verbose=verbose) as cluster:
@@ -133,6 +137,7 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
     say(f"{plan.num_planned} trials x {epochs} epochs, {at_once} at a time ({why}); {shown_path(directory.path)}/")
     predicted = read_prediction(directory.path.parent, sweep.name, what_for(plan, job.past, job.todo, allocation, at_once))
     journal = JournalWriter(directory.journal)
+    recorder: SweepRecorder | None = None
     try:
         content = sweep.model_dump(mode="json", exclude_unset=True)
         experiment = sweep.experiment.model_dump(mode="json", exclude_unset=True)
@@ -144,9 +149,7 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
         if sweep.scheduler.name == "pbt":
             from raysweep.tune.population import PopulationRecorder
 
-            recorder: SweepRecorder = PopulationRecorder(
-                plan, journal, watcher.changed, past=job.past, to_run=to_run, directory=directory
-            )
+            recorder = PopulationRecorder(plan, journal, watcher.changed, past=job.past, to_run=to_run, directory=directory)
         else:
             recorder = SweepRecorder(plan, journal, watcher.changed, past=job.past, to_run=to_run)
         num_notes = len(plan.notes)
@@ -157,10 +160,6 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
             recorder.end_rest("interrupted", "a searcher or scheduler of the user's failed")
             journal.event("finish", status="failed")
             raise
-        except Exception:
-            if journal.broken is not None:
-                raise journal.broken from None  # Ray Tune has made an error of its own of it
-            raise
         finally:
             watcher.end()
         for note in plan.notes[num_notes:]:
@@ -170,9 +169,26 @@ def _run(job: Job, cluster: Cluster, allocation: Allocation, verbose: bool, say:
         recorder.end_rest("failed", "Ray Tune ended the trial without saying why")
         _write_best_examples(plan, recorder, directory, say)
         journal.event("finish", status=status)
+    except Exception as error:
+        # Ray Tune may have made an error of its own of what the recorder knows.
+        failure = (recorder.fault if recorder else journal.broken) or disk_error(error, directory.path)
+        if failure is None:
+            raise
+        _end_unfinished(journal, recorder)
+        raise type(failure)(
+            f"{failure}. The sweep has ended, what was written before is kept, and the same command goes on with what is missing"
+        ) from None
     finally:
         journal.close()
     return Finished(directory, status, recorder.statuses(), job.place)
+
+
+def _end_unfinished(journal: JournalWriter, recorder: SweepRecorder | None) -> None:
+    """Write that the disk ended a sweep, as far as it takes that: for going on the journal needs none of it."""
+    with suppress(StoreError):
+        if recorder is not None:
+            recorder.end_rest("interrupted", "the disk failed")
+        journal.event("finish", status="interrupted")
 
 
 def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDirectory, say: Say) -> None:
@@ -187,5 +203,5 @@ def _write_best_examples(plan: Plan, recorder: SweepRecorder, directory: SweepDi
     prepared = Prepared(experiment, plan.dataset(experiment), plan.prepared.facts, best.trial.key, best.trial.model)
     try:
         write_examples(directory.trial(best.trial.key), prepared)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         say(f"no example images: {error}")

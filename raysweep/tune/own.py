@@ -11,7 +11,7 @@ from typing import Any
 
 from raysweep.conditions import Rules
 from raysweep.config import Sweep
-from raysweep.errors import ConfigError, TrialError
+from raysweep.errors import ConfigError, RaysweepError, TrialError
 from raysweep.plugins import load_factory, raised
 from raysweep.space import Domain
 from raysweep.store.journal import plain
@@ -67,8 +67,8 @@ def _made(setting: str, name: str, given: dict[str, Any], params: dict[str, Any]
     return made
 
 
-def fault(*parts: object) -> OwnCodeError | None:
-    """The error that one of a sweep's parts has met in the user's code; Ray Tune would take it for a trial's."""
+def fault(*parts: object) -> RaysweepError | None:
+    """The error that one of a sweep's parts has met, in the user's code or on the disk; Ray Tune would take it for a trial's."""
     return next((found for part in parts if (found := getattr(part, "fault", None)) is not None), None)
 
 

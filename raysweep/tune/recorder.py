@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from raysweep.errors import DiskError, StoreError
 from raysweep.store.journal import JournalWriter
 from raysweep.tune.contest import CONTENDERS
 from raysweep.tune.plan import Plan, PlannedTrial
@@ -72,6 +73,7 @@ class SweepRecorder:
         self.num_ended = 0
         self._best: TrialState | None = None
         self.why_ended = ""
+        self._disk: DiskError | None = None
         self.device_seconds = past.device_seconds if past else 0.0
         self._decisions = past.decisions if past else []
         self.contest = [d for d in self._decisions if d.get("rule") == CONTENDERS]
@@ -196,6 +198,15 @@ class SweepRecorder:
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
         """A trial has ended; the first reason given stands."""
         self._end(self._state(trial_id), status, reason)
+
+    def disk_failed(self, text: str) -> None:
+        """A trial could not go on, for the disk is full or broken. That is no end of the trial: the sweep ends."""
+        self._disk = self._disk or DiskError(text)
+
+    @property
+    def fault(self) -> StoreError | None:
+        """What keeps the whole sweep from being written; None while there is nothing."""
+        return self._journal.broken or self._disk
 
     def end_rest(self, status: str, why: str) -> None:
         """End what has not ended: the sweep was interrupted or its budget is spent."""

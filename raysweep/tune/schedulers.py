@@ -43,6 +43,10 @@ class Recorder(Protocol):
         """A trial has ended by itself."""
         ...
 
+    def disk_failed(self, text: str) -> None:
+        """A trial could not go on, for the disk is full or broken: the sweep ends."""
+        ...
+
 
 class Known:
     """A trial as the schedulers see it: by its key, the same one before and after a restart of the sweep.
@@ -69,7 +73,8 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
     """Any scheduler of Ray Tune's, with a recorder beside it.
 
     Trials report {"row": JSON, "epoch": n, metric: value} for each epoch, and with the last one, or alone, {"end": JSON} when
-    they end by themselves; either may carry "events", what happened to the trial's workers.
+    they end by themselves; either may carry "events", what happened to the trial's workers. {"disk": text} is no end: the disk
+    has failed the trial, which goes on another time.
 
     Attributes:
         found_audits: why trials are audited of which no decision was handed to `replay`, by key.
@@ -164,6 +169,9 @@ class RecordingScheduler(NotSaved, TrialScheduler):  # type: ignore[misc]
         trial_id = trial.trial_id
         for event in json.loads(result.get("events", "[]")):
             self._recorder.happened(trial_id, event)
+        if "disk" in result:
+            self._recorder.disk_failed(result["disk"])
+            return str(TrialScheduler.STOP)
         action = self._told(trial, kept(json.loads(result["row"])), tune_controller) if "row" in result else ""
         if "end" in result:
             end = json.loads(result["end"])

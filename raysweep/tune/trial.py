@@ -17,10 +17,11 @@ from ray import tune
 
 from raysweep.cluster.resources import Allocation
 from raysweep.data.dataset import Dataset, open_dataset
-from raysweep.errors import TrialError
+from raysweep.errors import DiskError, TrialError
 from raysweep.experiment import Experiment
 from raysweep.plugins import find_modules_in
 from raysweep.settings import DataConfig
+from raysweep.store.disk import disk_error
 from raysweep.store.journal import plain
 from raysweep.train.attempts import Event
 from raysweep.train.clone import take
@@ -64,6 +65,10 @@ class _Reporter:
     def end(self, outcome: Outcome) -> None:
         self._report({**self._last_row, "end": json.dumps(plain({"status": outcome.status, "reason": outcome.reason}))})
 
+    def disk_failed(self, error: DiskError) -> None:
+        """The trial cannot go on, and it is not its end: the driver ends the sweep."""
+        self._report({"disk": str(error)})
+
     def _report(self, result: dict[str, Any]) -> None:
         events, self._events = self._events, []
         # Ray Tune raises SystemExit in here when the trial is to stop, as it is after its end.
@@ -78,7 +83,7 @@ def run_trial(
     started_in: str,
     allocation: Allocation,
 ) -> None:
-    """Train one trial and report its end.
+    """Train one trial and report its end, or that the disk failed it.
 
     Args:
         config: number, key and overrides of the trial; for a member of a population `until`, its segment's last epoch, and
@@ -89,10 +94,9 @@ def run_trial(
         allocation: workers of this trial, and what each holds.
     """
     find_modules_in(started_in)
-    reporter = _Reporter()
+    reporter, trial = _Reporter(), Path(directory) / "trials" / config["key"]
     try:
         experiment = Experiment.model_validate_json(experiment_json).with_overrides(config["overrides"])
-        trial = Path(directory) / "trials" / config["key"]
         trial.mkdir(parents=True, exist_ok=True)
         if "until" in config:
             experiment = paused_after(experiment, config["until"])
@@ -112,5 +116,8 @@ def run_trial(
     except TrialError as error:
         outcome = Outcome("failed", {"text": error.message, "traceback": error.traceback_text})
     except Exception as error:
+        if (failure := disk_error(error, trial)) is not None:
+            reporter.disk_failed(failure)
+            return
         outcome = Outcome("failed", {"text": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
     reporter.end(outcome)

@@ -51,6 +51,10 @@ def run_trials(
 
     Returns:
         completed, interrupted or budget.
+
+    Raises:
+        OwnCodeError: a searcher or scheduler of the user's failed.
+        StoreError: the disk failed, or the journal cannot be written.
     """
     plan, directory, sweep = job.plan, job.directory, job.plan.sweep
     scratch = directory.path / SCRATCH
@@ -79,7 +83,7 @@ def run_trials(
     look_s = sweep.experiment.scale.resize_check_s
     ending = [EndWorkers(directory.path / "trials")] if allocation.max_workers > 1 else []
     sharing = [ShareCallback(directory.path, recorder, allocation, at_once, look_s)] if allocation.is_elastic else []
-    end = SweepEnd(sweep.budget, recorder, fault=lambda: fault(scheduler, search))
+    end = SweepEnd(sweep.budget, recorder, fault=lambda: fault(scheduler, search, recorder))
     if end.stop_all():  # spent or reached before this start: Ray Tune would look only when trials run
         return str(end.reason)
     tuner = tune.Tuner(
@@ -116,7 +120,7 @@ def run_trials(
         if allocation.max_workers > 1:
             # Ray Tune ends its last actors at once, and their workers' CPUs would stay taken.
             free_leftovers(trial.key for trial in plan.trials)
-    raise_fault(scheduler, search)
+    raise_fault(scheduler, search, recorder)
     done = recorder.num_ended >= max(len(recorder.states), plan.num_planned) and not plan.has_contest
     return end.reason if end.reason and not done else "completed"
 

@@ -224,7 +224,7 @@ def test_a_full_disk_keeps_the_journal_readable_and_appendable(small_disk: Path,
 
         done = fill()
         for _ in range(3):  # still full: the same answer, and nothing half-written
-            with pytest.raises(StoreError, match=r"the disk is full; what was written before is kept.*`storage`"):
+            with pytest.raises(StoreError, match=r"the disk is full \(.* of the disk are free\); free some room"):
                 write(done)
             assert [e["trial"] for e in read_events(path) if "trial" in e] == list(range(done))
         ballast.unlink()
@@ -248,9 +248,34 @@ def test_a_write_that_ends_in_the_middle_leaves_no_half_line(path: Path) -> None
     assert [event["trial"] for event in read_events(path)] == [0, 1, 2, 3]
 
 
+def test_behind_a_half_line_that_cannot_be_cut_nothing_is_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(path)
+    before = path.read_bytes()
+
+    def read_only(*_given: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_writer(path) as writer, monkeypatch.context() as patch:
+        patch.setattr("raysweep.store.journal.os.truncate", read_only)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, hard))
+        try:
+            with pytest.raises(StoreError):
+                writer.event("trial", trial=3)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert len(path.read_bytes()) == len(before) + 20
+        with pytest.raises(StoreError, match="File too large"):
+            writer.event("trial", trial=3)
+    assert len(path.read_bytes()) == len(before) + 20, "an event glued to a half line would be damage"
+    with open_writer(path) as writer:
+        writer.event("trial", trial=3)
+    assert [event["trial"] for event in read_events(path)] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("number", "message"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk is full"), (errno.EIO, "Input/output error")],
+    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk quota is used up"), (errno.EIO, "Input/output error")],
 )
 def test_an_event_that_did_not_reach_the_disk_did_not_happen(
     path: Path, monkeypatch: pytest.MonkeyPatch, number: int, message: str

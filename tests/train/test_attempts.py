@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers_train import tiny_experiment
 
-from raysweep.errors import ClusterError, TrialError
+from raysweep.errors import ClusterError, DiskError, TrialError
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure
 from raysweep.train.progress import Outcome
@@ -121,6 +121,12 @@ def test_a_failed_run_names_the_error_and_keeps_its_traceback() -> None:
         supervise(trains(2, 0, 0, 100, [], wrong), tiny_experiment(), lambda _row: None, events.append)
     assert caught.value.traceback_text == "Traceback: in forward"
     assert [(e["event"], e["from"], e["to"]) for e in events] == [("failure", 2, None)]
+
+
+def test_a_failure_of_the_disk_is_raised_as_what_it_is() -> None:
+    full = Failure("disk", "DiskError: cannot write ckpt: the disk is full", "Traceback: in save", step=9, start_step=0)
+    with pytest.raises(DiskError, match=r"^cannot write ckpt: the disk is full$"):
+        supervise(trains(2, 0, 9, 100, [1], full), tiny_experiment(), lambda _row: None)
 
 
 def test_what_on_row_raises_ends_the_run_at_once() -> None:

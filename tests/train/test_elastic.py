@@ -12,9 +12,10 @@ import pytest
 from helpers_train import tiny_experiment
 
 from raysweep.cluster.resources import Allocation, Machine
-from raysweep.errors import ClusterError, TrialError
+from raysweep.errors import ClusterError, DiskError, TrialError
 from raysweep.train import elastic
 from raysweep.train.attempts import Event
+from raysweep.train.left import LeftRows
 from raysweep.train.mailbox import Mailbox, WorkerError
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Row
@@ -111,7 +112,11 @@ class PlayedWorkers:
         self.mail.put_step(self.step)
         if self.step % 20 == 0:
             self.mail.put_row({"epoch": self.step // 20})
-        wishes = self.mail.wishes()
+        try:
+            wishes = self.mail.wishes()
+        except TrialError:  # the driver has given them up
+            self.has_ended = True
+            return False
         if wishes.save or wishes.end or self.step >= 100:
             PlayedWorkers.checkpoint, self.saves = self.step, self.saves + 1
         if wishes.end or self.step >= 100:
@@ -282,6 +287,35 @@ def test_what_on_row_raises_ends_the_workers_at_a_step_boundary_first(world: Wor
         run(tmp_path, Allocation(1, 1, 0, 1), stop)
     assert told == [1], "it is not called again"
     assert PlayedWorkers.checkpoint in (21, 22)
+
+
+def test_a_worker_without_room_on_the_disk_ends_the_run_as_the_disks_failure(world: World, tmp_path: Path) -> None:
+    PlayedWorkers.scripts = [{30: DiskError("cannot write ckpt: the disk is full")}]
+    with pytest.raises(DiskError, match=r"^cannot write ckpt: the disk is full$"):
+        run(tmp_path, Allocation(1, 1, 0, 1))
+    assert world.sizes == [1], "it is not tried again"
+    PlayedWorkers.scripts = [{30: WorkerError("DiskError", "cannot write pulse: the disk is full", "")}]
+    with pytest.raises(DiskError, match=r"^cannot write pulse"):  # which Ray carried, where the mailbox had no room either
+        run(tmp_path, Allocation(1, 1, 0, 1))
+
+
+def test_rows_that_the_driver_could_not_write_are_told_by_the_next_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object) -> None:
+        raise DiskError("cannot write journal.jsonl: the disk is full")
+
+    def no_mail(*_given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mailbox, "request_end", no_mail)
+        with pytest.raises(DiskError, match=r"journal\.jsonl"):
+            elastic.fit(tiny_experiment(), tmp_path, Allocation(1, 1, 0, 1), full)
+    told: list[int] = []
+    rows = LeftRows(tmp_path, lambda row: told.append(row["epoch"]))
+    rows({"epoch": 3})
+    assert told == [1, 3]
 
 
 def test_a_prepared_group_is_given_up_when_its_room_goes(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

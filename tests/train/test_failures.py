@@ -21,7 +21,7 @@ from ray.train.v2._internal.exceptions import (
 from ray.train.v2.api.exceptions import ControllerError, PreemptionError, WorkerGroupError
 from ray.train.v2.api.preemption import PreemptionInfo
 
-from raysweep.errors import CheckpointError, ConfigError, StoreError
+from raysweep.errors import CheckpointError, ConfigError, DiskError, StoreError
 from raysweep.train.failures import Decision, Failure, Limits, classify, decide
 
 LIMITS = Limits(max_failures=3, max_preemptions=None, share=16)
@@ -80,13 +80,14 @@ def numpy_allocation_error() -> BaseException:
         (MemoryError(), "out_of_memory"),
         (ray.exceptions.OutOfMemoryError("1 worker(s) were killed due to the node running low on memory."), "out_of_memory"),
         (WorkerGroupError("[Rank 1]\n1 worker(s) were killed due to the node running low on memory.", {}), "out_of_memory"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "storage"),
-        (OSError(errno.EROFS, os.strerror(errno.EROFS)), "storage"),
-        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "storage"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "disk"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), "disk"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "disk"),
         (PermissionError(errno.EACCES, os.strerror(errno.EACCES)), "storage"),
         (CheckpointError("cannot write ckpt-000000007.pt: the disk is full"), "storage"),
         (StoreError("cannot write journal.jsonl"), "storage"),
-        (ray.exceptions.OutOfDiskError("no room"), "storage"),
+        (ray.exceptions.OutOfDiskError("no room"), "disk"),
+        (DiskError("cannot write ckpt: the disk is full"), "disk"),
         (actor_died(KILLED), "lost_worker"),
         (actor_died(NODE_GONE), "lost_worker"),
         (ray.exceptions.WorkerCrashedError(), "lost_worker"),

@@ -55,6 +55,9 @@ class _NoRecorder:
     def ended(self, trial_id: str, status: str, reason: dict[str, Any]) -> None:
         pass
 
+    def disk_failed(self, text: str) -> None:
+        pass
+
 
 class Rehearsal:
     """One play of the rule; `stops` is what simulate.play asks.
