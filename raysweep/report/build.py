@@ -63,6 +63,6 @@ def _parquet(results: Results) -> bytes:
 def _store_error(path: Path, error: OSError) -> StoreError:
     again = f"python -m raysweep.report {shown_path(path.parent)} writes the report"
     if (failure := disk_error(error, path)) is not None:
-        return DiskError(f"{failure}. Nothing of the sweep is lost, its journal is whole: {again}")
+        return DiskError(f"{failure}. Nothing else is lost, the journal is whole: {again}")
     why = error.strerror or str(error)
     return StoreError(f"cannot write {path}: {why}. Make it writable, or copy the directory and build the report there; {again}")

@@ -104,7 +104,7 @@ def check_storage(storage: Path, setting: str = "storage") -> None:
             file.write(bytes(_LEAST_BYTES))
             file.flush()
     except OSError as error:
-        why = disk_error(error, place) or f"{place}: {error.strerror or error}"
+        why = disk_error(OSError(error.errno, error.strerror), place) or f"{place}: {error.strerror or error}"
         raise StoreError(f"{setting} {storage}: {why}; or set {change} elsewhere") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable
@@ -49,6 +50,18 @@ def test_checking_storage_writes_nothing(tmp_path: Path) -> None:
     check_storage(tmp_path / "a" / "b")
     check_storage(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("number", "why"), [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "Read-only file system")])
+def test_storage_that_takes_nothing_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, why: str
+) -> None:
+    def refuse(**_given: object) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / "tmpx1"))
+
+    monkeypatch.setattr("raysweep.store.directory.tempfile.TemporaryFile", refuse)
+    with pytest.raises(StoreError, match=rf"cannot write {tmp_path}: {why}.*--storage"):
+        check_storage(tmp_path / "a")
 
 
 def test_storage_without_permission_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
