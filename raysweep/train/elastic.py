@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from raysweep.cluster import capacity
 from raysweep.cluster.resources import Allocation
-from raysweep.errors import ClusterError, StoreError
+from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify, is_lack_of_room
@@ -67,14 +67,10 @@ def fit(
     """
     rows = LeftRows(directory, on_row)
     run = _Run(directory, allocation, say, share, started_in or str(Path.cwd()))
-    keeps_mail = False
     try:
         return supervise(run.attempt, experiment, rows, on_event, say)
-    except StoreError:
-        keeps_mail = True  # on_row could not take a row: the next driver tells those that are in it
-        raise
     finally:
-        run.close(keeps_mail)
+        run.close()
 
 
 class _Run:
@@ -87,6 +83,8 @@ class _Run:
         self.room = Room(allocation, share, say)
         self._pause_s = _PAUSE_S
         self._first_step = 0  # of the newest attempt that has started training
+        self.keeps_mail = False
+        """Whether rows in it were not taken: a checkpoint may be past their epochs, so the next driver tells them (left.py)."""
         self._asks = share is None and capacity.can_grow_to() is not None
         self._newest: _Group | None = None
         self._standby: _Group | None = None
@@ -94,12 +92,12 @@ class _Run:
         if self._asks:
             capacity.ask_autoscaler(allocation.max_workers, allocation.cpus_per_worker, allocation.gpus_per_worker)
 
-    def close(self, keeps_mail: bool) -> None:
+    def close(self) -> None:
         self.drop_standby()
         if self._asks:
             capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
         if self._newest is not None:
-            if not keeps_mail:
+            if not self.keeps_mail:
                 self._newest.mailbox.close()
             self._newest.workers.clean_up()
 
@@ -191,19 +189,20 @@ class _Follow:
     def to_the_end(self) -> None:
         """Follow until the workers have ended. An exception asks them to stop, and is raised when they have."""
         raised: BaseException | None = None
-        refused = False  # by on_row, which is not called again: a trial that Ray Tune has stopped would wait for ever in it
         while True:
             is_last = False
             try:
                 is_last = self._workers.wait(LOOK_S)
                 if raised is None:
                     self._look()
-                for row in [] if refused else self._mailbox.new_rows():
-                    refused = True
+                # After an error on_row is not called again: a trial that Ray Tune has stopped would wait for ever in it.
+                for row in [] if self._run.keeps_mail else self._mailbox.new_rows():
+                    self._run.keeps_mail = True
                     self._start.on_row(row)
-                    refused = False
+                    self._run.keeps_mail = False
             except BaseException as error:
                 if raised is not None:
+                    self._run.keeps_mail = True
                     raise  # asked a second time: leave at once
                 raised = error
                 self._ask_to_end()
@@ -217,6 +216,7 @@ class _Follow:
             self._mailbox.request_end("interrupted")
         except OSError:  # a full disk takes no mail, but a mailbox that is gone says the same, without a checkpoint
             self._mailbox.set_aside()
+            self._run.keeps_mail = True
 
     def _look(self) -> None:
         if not self._at_gate and self._mailbox.is_ready():

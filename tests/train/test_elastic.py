@@ -318,6 +318,28 @@ def test_rows_that_the_driver_could_not_write_are_told_by_the_next_one(
     assert told == [1, 3]
 
 
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_rows_behind_the_one_that_ended_a_trial_are_told_by_the_next_driver(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """Epochs are short: the workers are three further when the driver is told to end at the first, and save there."""
+    taken: list[int] = []
+
+    def stop(row: Row) -> None:
+        taken.append(row["epoch"])
+        raise error
+
+    new_rows = Mailbox.new_rows
+    monkeypatch.setattr(Mailbox, "new_rows", lambda mail: new_rows(mail) if (pulse := mail.pulse()) and pulse.step >= 80 else [])
+    with pytest.raises(error):
+        elastic.fit(tiny_experiment(), tmp_path, Allocation(1, 1, 0, 1), stop)
+    assert taken == [1]
+    assert PlayedWorkers.checkpoint >= 80, "epochs 2 to 4 are not trained again"
+    rows = LeftRows(tmp_path, lambda row: taken.append(row["epoch"]))
+    rows({"epoch": 5})
+    assert taken[1:] == [1, 2, 3, 4, 5], "who takes them knows the first one"
+
+
 def test_a_prepared_group_is_given_up_when_its_room_goes(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ready = Mailbox.is_ready
     monkeypatch.setattr(Mailbox, "is_ready", lambda mail: world.now > 1005 and ready(mail))  # its trainer takes a while
