@@ -139,16 +139,16 @@ def note_refused(number: int, why: str) -> str:
 
 
 def note_search(plan: Plan) -> None:
-    """Note what the search will not learn of: lists that Optuna's cmaes draws at random, points to try first outside the space.
-
-    Such a point may be a slip, or meant so.
-    """
+    """Note what may be a slip, or meant so: lists that Optuna's cmaes draws at random, other images, points outside the space."""
     algorithm, space = plan.sweep.search.algorithm, plan.sweep.space
     listed = [key for key, domain in space.items() if domain.kind in ("choice", "grid")]
     if algorithm == "cmaes" and listed:
         plan.notes.append(
             f"search.algorithm cmaes learns of ranges, and draws {', '.join(listed)} at random; tpe and gp learn of lists, too"
         )
+    if images := [key for key in space if key.startswith("data.")]:
+        verb = "makes" if len(images) == 1 else "make"
+        plan.notes.append(f"{', '.join(images)} {verb} other images: losses compare only between trials that have the same")
     learns = "" if algorithm in LISTED or is_own(algorithm) else f", and {algorithm} learns nothing from it"
     plan.notes += [
         f"search.start_with.{number}: {key} {value} lies outside the space; the point is tried all the same{learns}"

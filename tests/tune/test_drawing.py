@@ -159,7 +159,7 @@ def test_a_draw_that_the_model_refuses_is_listed_and_another_one_drawn(algorithm
     assert "at most depth 3, got 4" in infeasible[0].infeasible
     assert len(plan.trials) - len(infeasible) == 12
     assert [trial.number for trial in plan.trials] == list(range(plan.num_planned))
-    assert plan.notes == [
+    assert plan.notes[1:] == [
         f"{len(infeasible)} of {plan.num_planned} trials cannot be trained and are in the results as infeasible"
     ]
 
@@ -168,7 +168,7 @@ def test_a_finite_space_ends_when_all_of_it_is_listed() -> None:
     plan = make_plan(sweep(DEEP, experiment=PHOTOS, algorithm="random", num_samples=30))
     assert len(plan.trials) == 6
     assert sum(bool(trial.infeasible) for trial in plan.trials) == 1
-    assert plan.notes[0] == "the space has only 6 different trials, so 6 run instead of 30"
+    assert "the space has only 6 different trials, so 6 run instead of 30" in plan.notes
 
 
 def test_a_space_of_which_hardly_anything_can_be_trained_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

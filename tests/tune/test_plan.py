@@ -116,6 +116,7 @@ def test_swept_data_is_read_as_swept() -> None:
     plan = make_plan(sweep({"data.noise": {"grid": [0.0, 0.5]}}))
     assert [plan.experiment(t.overrides).data.noise for t in plan.trials] == [0.0, 0.5]
     assert len({t.key for t in plan.trials}) == 2
+    assert plan.notes == ["data.noise makes other images: losses compare only between trials that have the same"]
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("sweeps/*.yaml")), ids=lambda path: path.stem)
