@@ -11,7 +11,7 @@ import torch
 from helpers_train import final_weights, local_run, tiny_dataset, tiny_experiment
 
 from raysweep.data.dataset import Dataset
-from raysweep.errors import CheckpointError, ConfigError
+from raysweep.errors import CheckpointError, ConfigError, DiskError
 from raysweep.experiment import Experiment
 from raysweep.train import checkpoint, loop
 from raysweep.train.runtime import Wishes
@@ -201,7 +201,7 @@ def test_a_full_disk_says_so_and_keeps_the_last_checkpoint(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint.torch, "save", full)
-    with pytest.raises(CheckpointError, match="the disk is full"):
+    with pytest.raises(DiskError, match="the disk is full"):
         local_run(tiny_experiment(train__epochs=4), tiny_dataset(20), tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
