@@ -15,7 +15,7 @@ from ray.tune.progress_reporter import TrialProgressCallback
 
 from raysweep.cluster.capacity import free_leftovers
 from raysweep.config import Budget
-from raysweep.store.disk import disk_error
+from raysweep.train.failures import classify
 from raysweep.tune.recorder import SweepRecorder
 from raysweep.tune.search import NotSaved
 
@@ -36,12 +36,20 @@ class JournalCallback(NotSaved, Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         free_leftovers([trial.config["key"]])
-        error = trial.get_error()
-        if error and (failure := disk_error(error, Path(trial.config["key"]))) is not None:
-            self._recorder.disk_failed(str(failure))
-            return
-        text = str(error).strip().splitlines() if error else ["Ray lost the trial's process"]
-        self._recorder.ended(trial.trial_id, "failed", {"text": text[-1], "traceback": str(error or "")})
+        text = _why(trial)
+        last = text.splitlines()[-1] if text else "Ray lost the trial's process"
+        if classify("", text, draining=False) == "disk":
+            self._recorder.disk_failed(f"a trial's process ended: {last}; mend that disk")
+        else:
+            self._recorder.ended(trial.trial_id, "failed", {"text": last, "traceback": text})
+
+
+def _why(trial: Any) -> str:
+    """The last error of a trial's actor as Ray Tune has just written it; its get_error() looks where that is copied to later."""
+    try:
+        return Path(trial.error_file or "").read_text(encoding="utf-8", errors="replace").rpartition("Failure # ")[2].strip()
+    except OSError:
+        return ""
 
 
 class TuneLines(NotSaved, TrialProgressCallback):  # type: ignore[misc]

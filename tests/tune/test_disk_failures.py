@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.train._internal.storage import StorageContext
+from ray.tune.experiment.trial import Trial
 
 import raysweep.tune.trial
 from raysweep.cluster.join import Cluster
@@ -176,19 +180,33 @@ def test_a_trials_directory_that_cannot_be_made_is_the_disks_failure(tmp_path: P
     assert "the disk is full" in report["disk"]
 
 
-def test_an_actor_that_cannot_start_for_want_of_room_is_no_failed_trial() -> None:
-    class TaskError(Exception):
-        cause = OSError(errno.ENOSPC, "No space left on device")
+def lost(monkeypatch: pytest.MonkeyPatch, directory: Path, *errors: Exception) -> list[tuple[str, str]]:
+    """What the recorder is told of a trial whose actor has ended with these errors, of which the last one is final."""
+    monkeypatch.setattr("ray.train._internal.storage._get_ray_train_session_dir", lambda: str(directory / "session"))
+    monkeypatch.setattr("raysweep.tune.callback.free_leftovers", lambda _keys: None)
+    storage = StorageContext(storage_path=str(directory / "storage"), experiment_dir_name="tune")
+    trial = Trial("x", stub=True, storage=storage, config={"key": "abc"})
+    trial.init_local_path()
+    for error in errors:
+        trial.handle_error(error)  # type: ignore[arg-type]
+    told: list[tuple[str, str]] = []
+    recorder = SimpleNamespace(
+        disk_failed=lambda text: told.append(("disk", text)),
+        ended=lambda _id, status, reason: told.append((status, reason["text"])),
+    )
+    callback = JournalCallback(recorder)  # type: ignore[arg-type]
+    callback.on_trial_error(1, [], trial)
+    shutil.copytree(trial.local_path, trial.path)  # as Ray Tune does from time to time
+    callback.on_trial_error(1, [], trial)
+    return told
 
-    for error, failed in ((TaskError(), 0), (ValueError("another"), 1)):
-        ends: list[str] = []
-        told = SimpleNamespace(disk_failed=lambda _text: None, ended=lambda _id, status, _why, ends=ends: ends.append(status))
-        callback = JournalCallback(told)  # type: ignore[arg-type]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("raysweep.tune.callback.free_leftovers", lambda _keys: None)
-            trial = SimpleNamespace(config={"key": "abc"}, trial_id="id0", get_error=lambda error=error: error)
-            callback.on_trial_error(1, [], trial)
-        assert len(ends) == failed
+
+def test_an_actor_that_cannot_start_for_want_of_room_is_no_failed_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "OSError: [Errno 28] No space left on device: '/ray/x'"
+    full = ActorDiedError(RayTaskError("f", f"Traceback\n{line}", OSError()))
+    assert lost(monkeypatch, tmp_path / "full", full) == [("disk", f"a trial's process ended: {line}; mend that disk")] * 2
+    died = "The actor died unexpectedly before finishing this task."
+    assert lost(monkeypatch, tmp_path / "died", full, ActorDiedError()) == [("failed", died)] * 2
 
 
 def test_ray_tune_is_told_to_end_all_trials() -> None:
