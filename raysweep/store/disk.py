@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ _FAILURES = {
     errno.EROFS: "make it writable",
     errno.EIO: "look after the disk",
 }
+_NOT_THEIRS = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), "<")
 
 
 def disk_error(error: BaseException, path: Path) -> DiskError | None:
@@ -23,7 +27,8 @@ def disk_error(error: BaseException, path: Path) -> DiskError | None:
     Args:
         error: what was raised. Ray and torch wrap what they meet, so its causes are looked at, too; an error of raysweep's own
             is what it says.
-        path: what could not be written, unless the error itself names something else.
+        path: what could not be written, unless the error itself names something else; a directory: somewhere in it, unless the
+            user's own code raised the error.
     """
     for cause in _causes(error):
         if isinstance(cause, DiskError):
@@ -31,8 +36,12 @@ def disk_error(error: BaseException, path: Path) -> DiskError | None:
         if isinstance(cause, RaysweepError):
             return None
         if isinstance(cause, OSError) and cause.errno in _FAILURES:
+            cannot = "cannot read or write" if cause.errno == errno.EIO else "cannot write"
+            # Not Path.is_dir(), which raises on a broken disk.
+            if cause.filename is None and os.path.isdir(path) and (place := _users(cause)):  # noqa: PTH112
+                return DiskError(f"{place}, {cannot} a file: {_what(cause)}; {_FAILURES[cause.errno]}")
             named = _named(cause, path)
-            return DiskError(f"cannot write {named}: {_why(cause, named)}; {_FAILURES[cause.errno]}")
+            return DiskError(f"{cannot} {named}: {_why(cause, named)}; {_FAILURES[cause.errno]}")
     return None
 
 
@@ -52,11 +61,20 @@ def _named(error: OSError, path: Path) -> Path:
     return path if named.name.startswith(f".{path.name}.") else named
 
 
+def _users(error: OSError) -> str:
+    """The place in the user's own code that raised an error, which may write on any disk; "" where it was not theirs."""
+    places = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
+    return f"{Path(places[-1].filename).name}, line {places[-1].lineno}" if places else ""
+
+
+def _what(error: OSError) -> str:
+    told = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
+    return told.get(error.errno or 0) or error.strerror or str(error)
+
+
 def _why(error: OSError, path: Path) -> str:
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return error.strerror or str(error)
-    what = "the disk is full" if error.errno == errno.ENOSPC else "the disk quota is used up"
-    return f"{what} ({_free(path)} of the disk are free)"
+    free = f" ({_free(path)} of the disk are free)" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return f"{_what(error)}{free}"
 
 
 def _free(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def wrapped(inner: BaseException, outer: BaseException, how: str) -> BaseExcepti
 def test_failures_of_the_disk_say_what_where_and_what_to_do(tmp_path: Path, number: int, text: str) -> None:
     found = disk_error(failure(number), tmp_path / "not" / "there")
     assert isinstance(found, StoreError)
-    with pytest.raises(DiskError, match=rf"^cannot write {tmp_path}/not/there: {text}"):
+    with pytest.raises(DiskError, match=rf"^cannot (read or )?write {tmp_path}/not/there: {text}"):
         raise pickle.loads(pickle.dumps(found))
 
 
@@ -87,3 +88,16 @@ def test_the_file_that_the_error_names_is_told_but_no_temporary_name(tmp_path: P
     path = tmp_path / "best.pt"
     assert f"write {tmp_path}/other:" in str(disk_error(failure(errno.EROFS, tmp_path / "other"), path))
     assert f"write {path}:" in str(disk_error(failure(errno.EROFS, tmp_path / ".best.pt.x1"), path))
+
+
+def test_code_of_the_users_is_named_where_the_error_names_no_file(tmp_path: Path) -> None:
+    def cache() -> None:
+        with Path("/dev/full").open("w") as file:  # the sweep's own disk has room
+            file.write("theirs")
+
+    error = raised(cache)
+    assert re.match(
+        r"test_disk.py, line \d+, cannot write a file: the disk is full; free some room$", str(disk_error(error, tmp_path))
+    )
+    assert f"cannot write {tmp_path}/own:" in str(disk_error(error, tmp_path / "own")), "who knows the file names it"
+    assert f"cannot write {tmp_path}:" in str(disk_error(failure(errno.ENOSPC), tmp_path)), "raised in another process"
