@@ -64,8 +64,11 @@ def mail_directory(trial_directory: Path, attempt: int) -> Path:
 
 
 def end_attempts(trial_directory: Path) -> None:
-    """Ask the workers of a trial to save and end, and give up what still stands at the gate; for who is not its driver."""
-    for directory in trial_directory.glob("mail/*"):
+    """Ask the workers of a trial to save and end, and give up what still stands at the gate; for who is not its driver.
+
+    A full disk takes no mail: then the mailbox is set aside, which ends them too, without a checkpoint.
+    """
+    for directory in trial_directory.glob("mail/[0-9]*"):
         try:
             if (directory / "open").exists():
                 write_atomically(directory / "end", b"interrupted")
@@ -73,6 +76,13 @@ def end_attempts(trial_directory: Path) -> None:
                 shutil.rmtree(directory, ignore_errors=True)
         except FileNotFoundError:
             continue  # its driver has closed it in the meantime
+        except OSError:
+            _set_aside(directory)
+
+
+def _set_aside(directory: Path) -> None:
+    with contextlib.suppress(OSError):  # where nothing can be renamed, the workers cannot write and end by that
+        directory.rename(directory.with_name(f"left-{directory.name}"))
 
 
 class Mailbox:
@@ -101,8 +111,7 @@ class Mailbox:
 
     def set_aside(self) -> None:
         """Driver: as give_up(), but its rows stay for the next driver (left.py)."""
-        with contextlib.suppress(OSError):  # where nothing can be renamed, the workers cannot write and end by that
-            self._directory.rename(self._directory.with_name(f"left-{self._directory.name}"))
+        _set_aside(self._directory)
 
     def close(self) -> None:
         """Delete the mailbox with all messages, and those of the other attempts."""

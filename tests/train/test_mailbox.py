@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from raysweep.errors import TrialError
+from raysweep.train import mailbox
+from raysweep.train.left import LeftRows
 from raysweep.train.mailbox import Mailbox, WorkerError, end_attempts
 from raysweep.train.progress import Outcome
 from raysweep.train.runtime import Wishes
@@ -105,3 +108,22 @@ def test_somebody_else_can_ask_a_trial_to_end(tmp_path: Path, driver: Mailbox) -
     assert Mailbox(tmp_path, 1).wishes() == Wishes("interrupted")
     with pytest.raises(TrialError, match="gone on without"):
         waiting.wishes()
+
+
+def test_a_full_disk_takes_no_mail_and_the_trial_ends_all_the_same(
+    tmp_path: Path, driver: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(mailbox, "write_atomically", full)
+    driver.let_in()
+    worker = Mailbox(tmp_path, 1)
+    worker.put_row({"epoch": 1})
+    end_attempts(tmp_path)
+    end_attempts(tmp_path)
+    with pytest.raises(TrialError, match="gone on without"):
+        worker.wishes()
+    told: list[int] = []
+    LeftRows(tmp_path, lambda row: told.append(row["epoch"]))({"epoch": 2})
+    assert told == [1, 2], "the rows stay for the next driver"
