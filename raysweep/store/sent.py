@@ -53,7 +53,8 @@ class Sent:
 
     def _rewrite(self) -> None:
         lines = [f"{self._uri} {self.home}", *(f"{stamped} {name}" for name, stamped in self._stamps.items())]
-        self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        with suppress(OSError):  # of a full disk what follows tells
+            self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def is_new(self, name: str, path: Path) -> bool:
         """Whether a file is not there as it is now."""

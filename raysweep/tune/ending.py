@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,10 @@ class _Ended:
     signs: float = 0.0
 
     def look(self, mail: Path, now: float) -> None:
-        signs = max((path.stat().st_mtime for path in mail.glob("*/pulse")), default=0.0)
+        signs = 0.0
+        for path in mail.glob("*/pulse"):
+            with suppress(OSError):  # its driver closes the mail at any moment
+                signs = max(signs, path.stat().st_mtime)
         if not mail.exists():
             self.free_at = min(self.free_at, now + _SETTLE_S)
         elif signs != self.signs:

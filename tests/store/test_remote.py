@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,22 @@ def test_a_place_that_is_away_at_the_end_is_told_and_the_error_of_a_sweep_is_its
     first.place.settle(directory)
     assert first.place.unsent == ""
     assert any(name.startswith("s/journal/") for name in store.objects)
+
+
+def test_a_full_disk_forgets_what_was_sent_and_ends_nothing(
+    tmp_path: Path, store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Machine(tmp_path, store)
+    here.trains(epochs=1)
+    (here.directory.path / "report.html").write_bytes(b"report")
+
+    def full(*_given: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    here.place.send_report(here.directory)
+    assert here.said[-1] == "kept at memory://bucket/s"
+    assert "s/report.html" in store.list()
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_else(

@@ -93,3 +93,11 @@ def test_a_member_of_a_population_that_trains_its_next_segment_keeps_its_cpus(
     played.callback.on_trial_start(1, [], SimpleNamespace(config={"key": "aaa"}))
     played.pass_to(200)
     assert played.freed == []
+
+
+def test_mail_that_is_closed_while_it_is_looked_at_ends_no_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(tmp_path, monkeypatch)
+    played.stop("aaa")
+    monkeypatch.setattr(Path, "glob", lambda mail, _pattern: [mail / "1" / "pulse"])  # which is gone
+    played.pass_to(30)
+    assert [keys for _, keys in played.freed] == [["aaa"]]
