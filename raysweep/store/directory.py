@@ -169,14 +169,16 @@ class SweepDirectory:
                 file.seek(0)
                 who = file.read().strip() or "another process"
                 raise StoreError(f"{self.path} is in use by {who}; wait until it has ended, or {otherwise}") from None
-            file.truncate(0)
             with contextlib.suppress(OSError):  # on a full disk the lock holds without saying whose it is
+                file.truncate(0)
                 os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}".encode())
             remove_leftovers(self.path)
             try:
                 yield
             finally:
-                file.truncate(0)  # the file stays: who has it open while it is deleted would lock another one than the next
+                # The file stays: who has it open while it is deleted would lock another one than the next.
+                with contextlib.suppress(OSError):  # of a broken disk the block's own error tells
+                    file.truncate(0)
 
     def check_free(self, otherwise: str = "start beside it with --fresh") -> None:
         """Refuse a directory in which another process works, before Ray is looked for: it would be that process's Ray.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from raysweep.errors import StoreError
+from raysweep.errors import DiskError, StoreError
 from raysweep.store.directory import JOURNAL, MANIFEST, SweepDirectory, check_storage, write_atomically
 from raysweep.train import checkpoint
 
@@ -156,3 +157,13 @@ def test_what_a_killed_process_was_writing_goes_with_the_next_lock_and_nothing_e
         assert len(list(tmp_path.iterdir())) == len(kept) + 4, "who does not have the lock deletes nothing"
     SweepDirectory(tmp_path).check_free()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, ".lock"])
+
+
+def test_a_lock_on_a_disk_that_breaks_hides_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(io.FileIO):
+        def truncate(self, _size: int | None = None) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", lambda path, _mode: io.TextIOWrapper(io.BufferedRandom(Broken(path, "a+"))))
+    with pytest.raises(DiskError, match="theirs"), SweepDirectory.create(tmp_path, "s").locked():
+        raise DiskError("theirs")
