@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from raysweep.errors import ClusterError
 from raysweep.experiment import Experiment
 from raysweep.train.attempts import Ended, Event, Start, supervise
 from raysweep.train.failures import Failure, classify, is_lack_of_room
-from raysweep.train.left import LeftRows
+from raysweep.train.left import LeftRows, keep_rows
 from raysweep.train.mailbox import Mailbox, Pulse, WorkerError
 from raysweep.train.progress import Outcome
 from raysweep.train.room import LOOK_S, Room
@@ -97,7 +98,10 @@ class _Run:
         if self._asks:
             capacity.ask_autoscaler(0, self._allocation.cpus_per_worker, self._allocation.gpus_per_worker)
         if self._newest is not None:
-            if not self.keeps_mail:
+            if self.keeps_mail:
+                with suppress(OSError):  # where the disk takes nothing they stay in the mail
+                    keep_rows(self._directory)
+            else:
                 self._newest.mailbox.close()
             self._newest.workers.clean_up()
 

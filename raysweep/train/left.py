@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Callable
@@ -24,21 +25,9 @@ class LeftRows:
     """
 
     def __init__(self, trial_directory: Path, on_row: Callable[[Row], None]) -> None:
+        keep_rows(trial_directory)
         self._file, self._on_row = trial_directory / _FILE, on_row
-        mail = trial_directory / "mail"
-        for directory in mail.glob("left-*"):  # by a driver that was killed in here
-            self._keep(directory)
-        for directory in mail.glob("[0-9]*"):
-            self._keep(directory.rename(mail / f"left-{directory.name}"))
         self._is_told = not self._file.exists()
-
-    def _keep(self, directory: Path) -> None:
-        """Keep a mailbox's rows in a file of their own until they are told: this driver may be killed before that."""
-        rows = _whole_lines(directory / "rows.jsonl")
-        if rows:
-            with self._file.open("ab") as file:
-                file.write(b"\n" + b"\n".join(rows) + b"\n")  # what was torn before stays a line of its own
-        shutil.rmtree(directory, ignore_errors=True)
 
     def __call__(self, row: Row) -> None:
         if not self._is_told:
@@ -58,6 +47,29 @@ class LeftRows:
                 continue
             by_epoch[row["epoch"]] = row
         return [by_epoch[epoch] for epoch in sorted(by_epoch)]
+
+
+def keep_rows(trial_directory: Path) -> None:
+    """Give up a trial's mail, its rows in a file of their own until they are told: who does that may be killed before.
+
+    Raises:
+        OSError: the disk does not take the rows; then they stay where they are.
+    """
+    mail = trial_directory / "mail"
+    for directory in mail.glob("left-*"):  # by a driver that was killed in here
+        _keep(directory, trial_directory / _FILE)
+    for directory in mail.glob("[0-9]*"):
+        _keep(directory.rename(mail / f"left-{directory.name}"), trial_directory / _FILE)
+    with contextlib.suppress(OSError):
+        mail.rmdir()
+
+
+def _keep(mailbox: Path, kept: Path) -> None:
+    rows = _whole_lines(mailbox / "rows.jsonl")
+    if rows:
+        with kept.open("ab") as file:
+            file.write(b"\n" + b"\n".join(rows) + b"\n")  # what was torn before stays a line of its own
+    shutil.rmtree(mailbox, ignore_errors=True)
 
 
 def _whole_lines(path: Path) -> list[bytes]:

@@ -335,6 +335,7 @@ def test_rows_behind_the_one_that_ended_a_trial_are_told_by_the_next_driver(
         elastic.fit(tiny_experiment(), tmp_path, Allocation(1, 1, 0, 1), stop)
     assert taken == [1]
     assert PlayedWorkers.checkpoint >= 80, "epochs 2 to 4 are not trained again"
+    assert not (tmp_path / "mail").exists(), "by which the sweep's driver knows that the workers have ended"
     rows = LeftRows(tmp_path, lambda row: taken.append(row["epoch"]))
     rows({"epoch": 5})
     assert taken[1:] == [1, 2, 3, 4, 5], "who takes them knows the first one"
