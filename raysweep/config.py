@@ -103,6 +103,8 @@ class Sweep(Section):
         search, what = self.search, "search.num_samples"
         wanted = search.num_samples or 0
         if search.algorithm == "grid":
+            if any(domain.when for domain in self.space.values()):
+                return []  # fewer than the product, and how many shows when they are listed
             what, wanted = "the grid's combinations", math.prod(len(domain.values() or ()) for domain in self.space.values())
         seeds = 1 if search.contenders else search.seeds
         if wanted * seeds <= MAX_TRIALS:

@@ -83,8 +83,7 @@ class Experiment(Section):
     def identity(self) -> dict[str, Any]:
         """What the results follow from, for a trial's key: no budget, no scale, no paths, nothing that only observes.
 
-        Settings at their defaults are left out, so that a setting added by a later release changes no key; so are those that
-        have no effect beside the others.
+        Settings at their defaults are left out, so that a setting added by a later release changes no key.
         """
         # Section by section: a section that equals the experiment's default one may still hold a default that follows
         # from another setting, such as the noise of photos.
@@ -94,12 +93,8 @@ class Experiment(Section):
         }
         if self.train.exactness == "ddp":
             tree["train"].pop("shards", None)
-        for name in ("betas", "eps") if self.optim.name == "sgd" else ("momentum",):
-            tree["optim"].pop(name, None)
         if self.optim.schedule == "cosine":
             tree["optim"]["schedule_epochs"] = self.optim.schedule_epochs or self.train.epochs
-        else:
-            tree["optim"].pop("min_lr", None)
         if self.model.factory:
             tree["model"] = {"factory": self.model.factory, "params": self.model.params}
         return {section: settings for section, settings in tree.items() if settings}

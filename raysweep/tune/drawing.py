@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 MAX_REFUSED = 10_000
 """Draws in a row that break a constraint, after which the space counts as used up."""
 _MAX_DRAWS_PER_TRIAL = 100
+_EFFECTIVE = {
+    "optim.momentum": ("optim.name", ("sgd",)),
+    "optim.betas": ("optim.name", ("adam", "adamw")),
+    "optim.eps": ("optim.name", ("adam", "adamw")),
+    "optim.min_lr": ("optim.schedule", ("cosine",)),
+}
+"""Settings that have an effect only beside some values of another one."""
 
 
 def draws(sweep: Sweep) -> Iterator[dict[str, Any]]:
@@ -149,6 +156,7 @@ def note_search(plan: Plan) -> None:
     if images := [key for key in space if key.startswith("data.")]:
         verb = "makes" if len(images) == 1 else "make"
         plan.notes.append(f"{', '.join(images)} {verb} other images: losses compare only between trials that have the same")
+    plan.notes += _without_effect(plan)
     learns = "" if algorithm in LISTED or is_own(algorithm) else f", and {algorithm} learns nothing from it"
     plan.notes += [
         f"search.start_with.{number}: {key} {value} lies outside the space; the point is tried all the same{learns}"
@@ -156,6 +164,21 @@ def note_search(plan: Plan) -> None:
         for key, value in point.items()
         if not is_in(space[key], value, partial(plan.rules.read, key))
     ]
+
+
+def _without_effect(plan: Plan) -> list[str]:
+    """Where trials would differ in a setting that has no effect, and train the same twice."""
+    space, notes = plan.sweep.space, []
+    for key, (beside, values) in _EFFECTIVE.items():
+        if key not in space or space[key].when:
+            continue
+        listed = space[beside].values() if beside in space else [plan.sweep.experiment.get(beside)]
+        idle = [str(value) for value in listed or () if value not in values]
+        if idle:
+            can = " or ".join(f"{beside} == '{value}'" for value in values)
+            mend = f'give it `when: "{can}"`' if len(idle) < len(listed or ()) else "leave it out"
+            notes.append(f"{key} has no effect with {beside} {', '.join(idle)}, where the same would be trained again; {mend}")
+    return notes
 
 
 def note_infeasible(plan: Plan) -> None:

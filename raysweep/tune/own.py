@@ -139,6 +139,7 @@ def is_in(domain: Domain, value: Any, read: Callable[[Any], Any]) -> bool:
     """Whether a domain holds a value; `read` as in place_of."""
     if domain.kind in ("choice", "grid"):
         return place_of(domain, value, read) is not None
+    value = read(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
     low, high = domain.args[:2]

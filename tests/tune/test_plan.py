@@ -112,6 +112,42 @@ def test_moved_images_keep_the_keys_and_changed_ones_change_them(tmp_path: Path)
     assert keys[0] == keys[1] != keys[2]
 
 
+MOMENTUM = {"optim.momentum": {"grid": [0.1, 0.9]}}
+
+
+@pytest.mark.parametrize(
+    ("space", "told"),
+    [
+        (
+            {"optim.name": {"grid": ["adam", "sgd"]}, **MOMENTUM},
+            "optim.momentum has no effect with optim.name adam, where the same would be trained again; "
+            "give it `when: \"optim.name == 'sgd'\"`",
+        ),
+        (MOMENTUM, "optim.momentum has no effect with optim.name adam, where the same would be trained again; leave it out"),
+        (
+            {"optim.schedule": {"grid": ["constant", "cosine"]}, "optim.min_lr": {"grid": [1e-5, 1e-6]}},
+            "optim.min_lr has no effect with optim.schedule constant, where the same would be trained again; "
+            "give it `when: \"optim.schedule == 'cosine'\"`",
+        ),
+        (
+            {"optim.name": {"grid": ["adam", "sgd"]}, "optim.eps": {"grid": [1e-8, 1e-7]}},
+            "optim.eps has no effect with optim.name sgd, where the same would be trained again; "
+            "give it `when: \"optim.name == 'adam' or optim.name == 'adamw'\"`",
+        ),
+        ({"optim.name": {"grid": ["adamw", "adam"]}, "optim.eps": {"grid": [1e-8, 1e-7]}}, None),
+        (
+            {
+                "optim.name": {"grid": ["adam", "sgd"]},
+                "optim.momentum": {"grid": [0.1, 0.9], "when": "optim.name == 'sgd'"},
+            },
+            None,
+        ),
+    ],
+)
+def test_a_setting_without_an_effect_beside_another_is_said(space: dict[str, Any], told: str | None) -> None:
+    assert make_plan(sweep(space)).notes == ([told] if told else [])
+
+
 def test_swept_data_is_read_as_swept() -> None:
     plan = make_plan(sweep({"data.noise": {"grid": [0.0, 0.5]}}))
     assert [plan.experiment(t.overrides).data.noise for t in plan.trials] == [0.0, 0.5]
@@ -177,9 +213,9 @@ def test_cmaes_says_which_settings_it_draws_at_random() -> None:
 
 @pytest.mark.parametrize(("algorithm", "learns"), [("tpe", ", and tpe learns nothing from it"), ("random", "")])
 def test_a_point_outside_the_space_is_tried_and_said(algorithm: str, learns: str) -> None:
-    points = [{"optim.lr": 1.0, "model.depth": 2}, {"optim.lr": 0.05, "model.depth": 1}]
+    points = [{"optim.lr": 1.0, "model.depth": 2}, {"optim.lr": "5e-2", "model.depth": 1}]
     space = {"optim.lr": {"loguniform": [1e-3, 0.1]}, "model.depth": {"choice": [1, 2]}}
     plan = make_plan(sweep(space, algorithm=algorithm, num_samples=1, start_with=points))
-    assert [trial.overrides for trial in plan.trials] == points
+    assert [trial.overrides for trial in plan.trials] == [points[0], {"optim.lr": 0.05, "model.depth": 1}]
     assert plan.num_planned == 2, "more points than samples: as many trials as points"
     assert plan.notes == [f"search.start_with.0: optim.lr 1.0 lies outside the space; the point is tried all the same{learns}"]
