@@ -111,26 +111,23 @@ def save_numbered(directory: Path, step: int, content: dict[str, Any]) -> Path:
 
 def _write(path: Path, fill: Callable[[IO[bytes]], T]) -> T:
     """A file, whole or not there, that survives a loss of power; returns what `fill` does."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            result = fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                result = fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        finally:
+            _delete(Path(temporary))  # before an error says how much is free
         _sync_directory(path.parent)
     except (OSError, RuntimeError) as error:
-        if temporary is not None:
-            _delete(Path(temporary))  # before the error says how much is free
         # torch makes of what writing raises a RuntimeError of its zip writer.
         told = f"cannot write {path}: {error}; the checkpoints before it are intact. Set `storage` elsewhere"
         raise (disk_error(error, path) or CheckpointError(told)) from error
-    finally:
-        if temporary is not None:
-            _delete(Path(temporary))
     return result
 
 
